@@ -1,4 +1,4 @@
-"""What the outputs of a model are: logits or probabilities, of which classes, for which task."""
+"""What a model takes and returns: logits or probabilities, of which classes, for which task."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -100,6 +100,47 @@ def class_names_of(model: Any) -> tuple[str, ...] | None:
             return tuple(names)
         model = next(iter(getattr(model, "layers", ())[-1:]), None)
     return None
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """What data and targets need to know of a model, for which it can stand in there.
+
+    `outputs` is None unless the model ends in a classifier. `heads` are the names in a last layer
+    of several. Only a `Chain` accepts several labels per image. The grids are the rows and columns
+    of patches after the patch embedding and after the last block, or None.
+    """
+
+    name: str
+    input_shape: Any
+    output_shape: Any
+    preprocessing: Any
+    outputs: Outputs | None
+    is_chain: bool
+    heads: tuple[str, ...]
+    embedded_grid: tuple[int, int] | None
+    grid: tuple[int, int] | None
+
+    @classmethod
+    def of(cls, model: "keras.Model | ModelSpec") -> "ModelSpec":
+        """Read a model; a `ModelSpec` is returned unchanged."""
+        if isinstance(model, ModelSpec):
+            return model
+        layers = getattr(model, "layers", ())
+        grids = (layer.new_grid for layer in layers if hasattr(layer, "new_grid"))
+        try:
+            outputs = outputs_of(model)
+        except ValueError:
+            outputs = None
+        return cls(
+            _described(model),
+            *(getattr(model, n, None) for n in ("input_shape", "output_shape", "preprocessing")),
+            outputs,
+            hasattr(model, "token_layout"),
+            tuple(getattr(layers[-1], "names", ())) if layers else (),
+            next(map(tuple, grids), None),
+            getattr(model, "grid", None),
+        )
 
 
 TaskKind = Literal["classes", "distributions", "binary", "multi-label", "regression"]

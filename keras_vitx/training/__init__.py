@@ -5,16 +5,15 @@ from keras_vitx.losses import SigmoidCrossentropy as SigmoidCrossentropy
 from keras_vitx.losses import SmoothedCrossentropy as SmoothedCrossentropy
 from keras_vitx.training.devices import is_chief as is_chief
 from keras_vitx.training.devices import use_devices as use_devices
-from keras_vitx.training.distillation import Distillation as Distillation
 from keras_vitx.training.evaluate import Evaluator as Evaluator
 from keras_vitx.training.evaluate import choose_threshold as choose_threshold
 from keras_vitx.training.evaluate import evaluate as evaluate
 from keras_vitx.training.fit import fit as fit
 from keras_vitx.training.optimizer import AdamW as AdamW
 from keras_vitx.training.optimizer import Muon as Muon
-from keras_vitx.training.optimizer import make_optimizer as make_optimizer
 from keras_vitx.training.optimizer import make_schedule as make_schedule
 from keras_vitx.training.prepare import apply_settings as apply_settings
+from keras_vitx.training.prepare import make_optimizer as make_optimizer
 from keras_vitx.training.prepare import set_precision as set_precision
 from keras_vitx.training.recipe import Recipe as Recipe
 from keras_vitx.training.recipes import list_recipes as list_recipes
@@ -23,5 +22,6 @@ from keras_vitx.training.run import BestCheckpoint as BestCheckpoint
 from keras_vitx.training.run import StopAtNonFinite as StopAtNonFinite
 from keras_vitx.training.run import Validate as Validate
 from keras_vitx.training.run import held_out as held_out
-from keras_vitx.training.token_labels import MixToken as MixToken
-from keras_vitx.training.token_labels import TokenLabels as TokenLabels
+from keras_vitx.training.targets import Distillation as Distillation
+from keras_vitx.training.targets import MixToken as MixToken
+from keras_vitx.training.targets import TokenLabels as TokenLabels

@@ -1,137 +1,20 @@
-"""Batches that are not of a data set: the user's own, and those that change others."""
+"""Batches that change others, whatever their source."""
 
 import copy
 import logging
-import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import keras
 import numpy as np
 
-from keras_vitx import data
-from keras_vitx.backend import checked_dataset
-from keras_vitx.data.loading import EvaluationBatches
-from keras_vitx.outputs import Task, task_of
-from keras_vitx.preprocessing import ModelInput
-from keras_vitx.training.devices import in_use
-
 log = logging.getLogger(__name__)
-SplitName = Literal["train", "validation", "test"]
-
-
-def evaluation_split(
-    source: Any,
-    model: keras.Model,
-    split: SplitName | None,
-    batch_size: int,
-    crop_ratio: float | None = None,
-    **arguments: Any,
-) -> tuple[str, Any, tuple[str, ...] | None]:
-    """Return the name of a split, its images as batches in fixed order, and the class names."""
-    check_repeats(source)
-    if crop_ratio is not None and (is_batches(source) or isinstance(source, data.Pipelines)):
-        raise ValueError(
-            f"`crop_ratio` must be None for cropped batches. Received: {crop_ratio!r}."
-        )
-    if is_batches(source):
-        if split is not None:
-            raise ValueError(f"`split` must be None for your own batches. Received: {split!r}.")
-        return "batches", source, names_with(source)
-    source = several_as_pipelines(source)
-    if not isinstance(source, (data.Dataset, data.Pipelines)):
-        source = data.load_dataset(source, **arguments)
-    splits = [n for n in ("test", "validation", "train") if getattr(source, n) is not None]
-    if split is not None and split not in splits:
-        raise ValueError(f"`split` must be one of {', '.join(splits)}. Received: {split!r}.")
-    split = split or splits[0]
-    batches = getattr(source, split)
-    if isinstance(source, data.Dataset):
-        spec = ModelInput.of(model)
-        if crop_ratio is not None:
-            spec = ModelInput(spec.input_shape, spec.preprocessing.replace(crop_ratio=crop_ratio))
-        strict = arguments.get("strict", False)
-        pad = in_use().replicas > 1
-        batches = EvaluationBatches(batches, spec, batch_size, pad=pad, strict=strict)
-    return split, weighted(batches), source.class_names
-
-
-def weighted(batches: Any) -> Any:
-    """Return evaluation batches of a data set in which what can't be decoded has weight 0."""
-    return batches.weighted() if isinstance(batches, EvaluationBatches) else batches
-
-
-def check_repeats(source: Any) -> None:
-    """Raise a ValueError for an iterator, which can be read only once."""
-    if isinstance(source, Iterator):
-        raise ValueError(
-            "`source` must not be an iterator, which ends after one epoch. Received: "
-            f"{type(source).__name__}. Pass a `PyDataset`, a `DataLoader` or arrays, for example."
-        )
-
-
-def are_numbers(class_names: Sequence[str]) -> bool:
-    """Return whether the names are those of unnamed classes: "0", "1", ..."""
-    return list(class_names) == [str(i) for i in range(len(class_names))]
-
-
-def is_batches(source: Any) -> bool:
-    """Return whether `source` yields batches, rather than being a source to load."""
-    if isinstance(source, keras.utils.PyDataset):
-        return True
-    others = (str, os.PathLike, tuple, list, dict, np.ndarray, data.Dataset, Iterator)
-    is_table = hasattr(source, "to_csv")  # A DataFrame, or a data set of Hugging Face.
-    return isinstance(source, Iterable) and not isinstance(source, others) and not is_table
-
-
-def several_as_pipelines(source: Any) -> Any:
-    """Return a source, or `Pipelines` if it is batches: (train, validation[, test])."""
-    if isinstance(source, (tuple, list)) and len(source) in (2, 3) and all(map(is_batches, source)):
-        return data.Pipelines(*source[:2], names_with(source[0]), (), *source[2:])
-    return source
-
-
-def names_with(batches: Any) -> tuple[str, ...] | None:
-    """Return the class names of batches that have them, as Keras's from directories do."""
-    names = getattr(batches, "class_names", None)
-    return None if names is None else tuple(map(str, names))
-
-
-def checked(batches: Any, task: Task) -> Any:
-    """Return batches whose labels all fit `task`; a ValueError if known ones do not.
-
-    Those of your own batches are checked as they come, each before its step.
-    """
-    split = getattr(batches, "split", None)
-    if split is not None:
-        task_of(task.outputs, split.labels)
-    elif hasattr(batches, "element_spec"):
-        return checked_dataset(batches, task.check)
-    elif hasattr(batches, "__len__"):
-        return CheckedBatches(batches, task)
-    return batches
 
 
 def first_of(batches: Any) -> Any:
     """Return the first batch."""
     return batches[0] if isinstance(batches, keras.utils.PyDataset) else next(iter(batches))
-
-
-def labels_of(batches: Any) -> np.ndarray:
-    """Return the labels of the first batch; with several heads, those of the class token."""
-    batch = first_of(batches)
-    if not isinstance(batch, (tuple, list)) or len(batch) not in (2, 3):
-        raise ValueError(
-            "`source` must have batches (images, labels) or (images, labels, weights). Received: "
-            f"{type(batch).__name__}{f' of {len(batch)}' if hasattr(batch, '__len__') else ''}."
-        )
-    if len(getattr(batch[0], "shape", ())) == 3:
-        raise ValueError(
-            "`source` must have images (batch, height, width, channels). Received: images "
-            f"{tuple(batch[0].shape)}, one by one. Call `.batch(batch_size)` on it."
-        )
-    return np.asarray(batch[1]["head"] if isinstance(batch[1], dict) else batch[1])
 
 
 def steps_of(batches: Any, steps_per_epoch: int | None = None) -> int:
@@ -191,21 +74,23 @@ class SequentialBatches(keras.utils.PyDataset):
 
 
 class BatchTransform(keras.utils.PyDataset):
-    """Batches whose images or labels are changed by `transform`, which a subclass defines.
+    """Batches changed by `transform(images, labels, index)`, an argument or a subclass's method.
 
-    Batches are `(images, labels)` or `(images, labels, weights)`. All other attributes are those
-    of the wrapped batches. `elementwise` says whether `transform` treats each image independently,
-    so that it can be applied to a shard of a batch.
+    Batches are `(images, labels)` or `(images, labels, weights)`; labels are an array or a
+    dictionary. All other attributes are those of the wrapped batches. `elementwise` says whether
+    `transform` treats each image independently, so that it can be applied to a shard of a batch.
     """
 
+    transform: Callable[[np.ndarray, Any, int], tuple[Any, Any]]
     elementwise = False
 
-    def __init__(self, batches: Iterable):
+    def __init__(self, batches: Iterable, transform: Any = None, elementwise: bool | None = None):
         super().__init__()
-        self.batches = (
-            batches if isinstance(batches, keras.utils.PyDataset) else SequentialBatches(batches)
-        )
+        is_indexed = isinstance(batches, keras.utils.PyDataset)
+        self.batches = batches if is_indexed else SequentialBatches(batches)
         self._epoch = 0
+        if transform is not None:
+            self.transform, self.elementwise = transform, elementwise
 
     @property
     def epoch(self) -> int:
@@ -216,10 +101,6 @@ class BatchTransform(keras.utils.PyDataset):
         self._epoch = epoch
         if hasattr(self.batches, "set_epoch"):
             self.batches.set_epoch(epoch)
-
-    def transform(self, images: np.ndarray, labels: Any, index: int) -> tuple[Any, Any]:
-        """Return the changed images and labels (an array or a dictionary) of batch `index`."""
-        raise NotImplementedError
 
     def with_batches(self, batches: Iterable) -> "BatchTransform":
         """Return a copy that wraps other batches."""
@@ -261,42 +142,20 @@ class BatchTransform(keras.utils.PyDataset):
         self.batches.on_epoch_end()
 
 
-class CheckedBatches(BatchTransform):
-    """Batches whose labels are checked as they come."""
-
-    def __init__(self, batches: Iterable, task: Task):
-        super().__init__(batches)
-        self.task, wrapped = task, self.batches
-        self.workers, self.use_multiprocessing = wrapped.workers, wrapped.use_multiprocessing
-        self.max_queue_size = wrapped.max_queue_size
-
-    @property
-    def set_epoch(self) -> Any:
-        """That of the wrapped batches, if they have it."""
-        return self.batches.set_epoch
-
-    def __getitem__(self, index: int) -> tuple:
-        batch = tuple(self.batches[index])
-        labels = batch[1]["head"] if isinstance(batch[1], dict) else batch[1]
-        self.task.check(keras.ops.convert_to_numpy(labels))
-        return batch
-
-
 class BatchRange(BatchTransform):
     """`count` batches from index `start` on, starting over at the end; None is all.
 
     Batch i of a `PyDataset` must not depend on earlier batches. In another iterable, the batches
-    before `start` are read and skipped.
+    before `start` are read and skipped. `check` is called with the labels of each batch.
     """
 
-    def __init__(self, batches: Any, start: int = 0, count: int | None = None):
+    def __init__(self, batches: Any, start: int = 0, count: int | None = None, check: Any = None):
         super().__init__(batches)
-        self.start, self.length = start, self.batches.num_batches
+        self.start, self.length, self.check = start, self.batches.num_batches, check
         self.count = self.length if count is None else count
-        if not getattr(self.batches, "is_sequential", False):
-            self.workers, self.use_multiprocessing = batches.workers, batches.use_multiprocessing
-            self.max_queue_size = batches.max_queue_size
-        elif start:
+        for name in ("workers", "use_multiprocessing", "max_queue_size"):
+            setattr(self, name, getattr(self.batches, name))
+        if start and getattr(self.batches, "is_sequential", False):
             log.warning(
                 "The first %d batches are skipped. The training continues bit for bit only if they "
                 "come in the same order as before.",
@@ -304,6 +163,11 @@ class BatchRange(BatchTransform):
             )
             for _ in range(start % (self.length or start + 1)):
                 self.batches[0]
+
+    @property
+    def set_epoch(self) -> Any:
+        """That of the wrapped batches, if they have it."""
+        return self.batches.set_epoch
 
     @property
     def num_batches(self) -> int | None:
@@ -315,6 +179,9 @@ class BatchRange(BatchTransform):
     def __getitem__(self, index: int) -> Any:
         index += self.start
         batch = self.batches[index if self.length is None else index % self.length]
+        if self.check is not None:
+            labels = batch[1]["head"] if isinstance(batch[1], dict) else batch[1]
+            self.check(keras.ops.convert_to_numpy(labels))
         return tuple(batch) if isinstance(batch, list) else batch
 
 

@@ -16,14 +16,7 @@ from keras_vitx.files import write_csv
 from keras_vitx.outputs import class_names_of, outputs_of, task_of
 from keras_vitx.preprocessing import ModelInput
 from keras_vitx.text import shortened
-from keras_vitx.training.batches import (
-    BatchTransform,
-    SplitName,
-    are_numbers,
-    checked,
-    evaluation_split,
-    labels_of,
-)
+from keras_vitx.training.batches import BatchTransform
 from keras_vitx.training.devices import in_use
 from keras_vitx.training.devices.replicas import Replicate, shard_of
 from keras_vitx.training.scores import (
@@ -34,6 +27,7 @@ from keras_vitx.training.scores import (
     rows_of,
     scores_of,
 )
+from keras_vitx.training.source import SplitName, are_numbers, checked, evaluation_split, labels_of
 
 
 class Evaluator(keras.Model):
@@ -228,7 +222,7 @@ def evaluate(
                 "`source` must be a source or a `keras.utils.PyDataset` with `perturb`, on one "
                 f"device. Received: {type(batches).__name__}, on {in_use().count} devices."
             )
-        batches = Perturbed(batches, perturb, order)
+        batches = BatchTransform(batches, _perturbation(perturb, order))
     threshold = getattr(model, "threshold", None)
     if threshold is not None and task.kind != "multi-label" and max(outputs.classes, 2) != 2:
         raise ValueError(
@@ -334,18 +328,16 @@ def _image_names(batches, count):
     return [n for i, n in enumerate(split.names()) if split.id(i) not in unreadable]
 
 
-class Perturbed(BatchTransform):
-    """Batches changed by `perturb`; `order`, if any, has the index of the output of each label."""
+def _perturbation(perturb, order):
+    """Return `perturb` as a transform of batches; `order` has the output of each label, if any."""
 
-    def __init__(self, batches: Any, perturb: Callable, order: Sequence[int] | None):
-        super().__init__(batches)
-        self.perturb, self.order = perturb, order
-
-    def transform(self, images, labels, index):
+    def transform(images, labels, index):
         outputs = np.asarray(labels)
-        if self.order is not None and outputs.ndim == 1:
-            outputs = np.asarray(self.order)[outputs]
-        return self.perturb(images, outputs, index), labels
+        if order is not None and outputs.ndim == 1:
+            outputs = np.asarray(order)[outputs]
+        return perturb(images, outputs, index), labels
+
+    return transform
 
 
 class _Speed(keras.callbacks.Callback):

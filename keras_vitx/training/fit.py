@@ -7,30 +7,30 @@ from typing import Any
 
 import keras
 
-from keras_vitx.outputs import outputs_of
+from keras_vitx.outputs import ModelSpec, outputs_of
 from keras_vitx.serialized import check_registered
 from keras_vitx.training import recipes
 from keras_vitx.training.devices import check_devices
-from keras_vitx.training.optimizer import compiled_by_user
 from keras_vitx.training.prepare import (
     Head,
     apply_settings,
-    check_callbacks,
     compile_for,
     match_head,
     train_head,
+    users_arguments,
 )
 from keras_vitx.training.recipe import Recipe
-from keras_vitx.training.resume import checkpoints_in, fingerprint, resumable_fit
+from keras_vitx.training.resume import checkpoints_in, resumable_fit
 from keras_vitx.training.run import (
     BestCheckpoint,
     RunRecord,
     StopAtNonFinite,
     Throughput,
     Validate,
+    check_callbacks,
     verbosity,
 )
-from keras_vitx.training.source import open_data
+from keras_vitx.training.source import fingerprint, open_data
 
 log = logging.getLogger(__name__)
 DATA = ("validation_split", "fraction", "sampling", "strict", "workers")
@@ -96,17 +96,22 @@ def fit(
     """
     recipe, devices = recipes.get(recipe), settings.pop("devices", None)
     arguments = {name: settings.pop(name) for name in DATA if name in settings}
-    _check(model, head, output, resume or save_every, settings)
+    _check(head, output, resume or save_every, settings)
     recipe = recipe.replace(**settings)
+    own_loss = "loss" in users_arguments(model)
+    if not own_loss:
+        outputs_of(model)  # An error if the model is no classifier.
+    if output is not None:
+        check_registered(model)
     check_devices(devices, model)
     with RunRecord(output, resume, source) as run:
         data = open_data(
-            source, model, recipe, settings, teacher=teacher, token_labels=token_labels,
-            class_weight=class_weight, seed=seed, **arguments,
+            source, ModelSpec.of(model), recipe, settings, own_loss=own_loss, teacher=teacher,
+            token_labels=token_labels, class_weight=class_weight, seed=seed, **arguments,
         )  # fmt: skip
         recipe, batches = data.recipe, data.batches
         apply_settings(model, recipe)
-        head = match_head(model, data.class_names, head)
+        head = match_head(model, batches.class_names, head)
         options = {
             "class_weight": data.class_weight,
             "steps_per_epoch": recipe.steps_per_epoch,
@@ -119,12 +124,12 @@ def fit(
         run.describe(batches, model, recipe, teacher=teacher and teacher.name, head=head, seed=seed)
         throughput = Throughput(len(data.labels))
         best = run.best = BestCheckpoint(model, output, recipe.result, throughput, recipe.patience)
+        first = [run, StopAtNonFinite(batches.train)]
+        if batches.validation is not None:
+            first.append(Validate(lambda: evaluator.measure(batches.validation)))
         config = {"recipe": recipe.to_dict(), "seed": seed}
         if output is not None:
             config["data"] = fingerprint(batches)
-        first = [run, StopAtNonFinite(batches.train)]
-        if batches.validation is not None:
-            first += [Validate(lambda: evaluator.measure(batches.validation))]
         history = resumable_fit(
             model,
             batches.train,
@@ -142,10 +147,8 @@ def fit(
     return history
 
 
-def _check(
-    model: keras.Model, head: str, output: Any, saves: Any, settings: Mapping[str, Any]
-) -> None:
-    """Check the arguments that don't depend on the data."""
+def _check(head: str, output: Any, saves: Any, settings: Mapping[str, Any]) -> None:
+    """Check the arguments that depend on neither the model nor the data."""
     for name in settings.keys() & {"optimizer", "loss", "metrics"}:
         raise ValueError(
             f"`{name}` must be an argument of `model.compile`, called before `fit`. Received: "
@@ -153,11 +156,7 @@ def _check(
         )
     if head not in ("match", "keep", "fresh"):
         raise ValueError(f"`head` must be 'match', 'keep' or 'fresh'. Received: {head!r}.")
-    if not compiled_by_user(model):
-        outputs_of(model)
-    if output is not None:
-        check_registered(model)
-    elif saves:
+    if output is None and saves:
         raise ValueError(
             "`output` must be a directory with `resume` or `save_every`. Received: None."
         )

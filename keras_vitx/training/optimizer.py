@@ -1,68 +1,17 @@
-"""The optimizers and the learning rate schedule of a recipe, and averaged weights."""
+"""The optimizers and the learning rate schedule of a recipe."""
 
-import contextlib
 import dataclasses
 import inspect
-import logging
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
-import numpy as np
 from keras import ops
 
-from keras_vitx.keras_internals import GlobalClipping, sublayers
+from keras_vitx.keras_internals import GlobalClipping
 from keras_vitx.training.devices import copies_of
 from keras_vitx.training.recipe import Recipe
-
-log = logging.getLogger(__name__)
-
-# Marks models compiled by a recipe, as opposed to by the user, also in saved files.
-OPTIMIZER = "keras_vitx_recipe"
-
-
-def make_optimizer(
-    model: keras.Model, recipe: Recipe, steps_per_epoch: int
-) -> keras.optimizers.Optimizer:
-    """Return the optimizer of a recipe, with its schedule.
-
-    Args:
-        model: The built model to train.
-        recipe: The recipe.
-        steps_per_epoch: Number of batches per epoch of `model.fit`, each of
-            `batch_size / accumulate_steps` images.
-
-    Raises:
-        ValueError: if `accumulate_steps` does not divide the batch.
-    """
-    _ = recipe.part_of_batch  # Checks `accumulate_steps`.
-    accumulate_steps, ema = recipe.accumulate_steps, recipe.ema
-    updates = recipe.all_epochs * steps_per_epoch / accumulate_steps
-    if ema is not None and updates * (1 - ema) < 3:
-        text = (
-            "The moving average of the weights (ema=%g) spans about %.0f updates, but the run has "
-            "%.0f: its result will be close to the initial weights. Set a smaller `ema`, or None."
-        )
-        log.warning(text, ema, 1 / (1 - ema), updates)
-    arguments: dict[str, Any] = {
-        "learning_rate": make_schedule(recipe, steps_per_epoch),
-        "weight_decay": recipe.weight_decay,
-        "epsilon": recipe.epsilon,
-        "global_clipnorm": recipe.clip_norm,
-        "use_ema": ema is not None,
-        # Keras updates the average in every step, not in every update.
-        "ema_momentum": (ema or 0.0) ** (1 / accumulate_steps),
-        "gradient_accumulation_steps": accumulate_steps if accumulate_steps > 1 else None,
-        "name": OPTIMIZER,
-    }
-    if recipe.layer_decay is not None:
-        arguments["rate_factors"] = rate_factors(model, recipe.layer_decay)
-    if recipe.algorithm == "muon":
-        betas = {"adam_beta_1": recipe.beta_1, "adam_beta_2": recipe.beta_2}
-        return Muon(matrices=matrices_of(model), **betas, **arguments)
-    adamw = AdamW if recipe.layer_decay is None else LayerwiseAdamW
-    return adamw(beta_1=recipe.beta_1, beta_2=recipe.beta_2, **arguments)
 
 
 def make_schedule(recipe: Recipe, steps_per_epoch: int) -> "WarmupCosine":
@@ -307,100 +256,6 @@ class Muon(_RatePerVariable, keras.optimizers.Muon):
         return config if self.matrices is None else {**config, "exclude_layers": None}
 
 
-def optimizer_of(model: keras.Model) -> keras.optimizers.Optimizer | None:
-    """Return the optimizer of a model, without Keras's wrapper for mixed_float16."""
-    optimizer = getattr(model, "optimizer", None)
-    return getattr(optimizer, "inner_optimizer", optimizer)
-
-
-def compiled_by_user(model: keras.Model) -> bool:
-    """Return whether the user compiled the model, rather than an earlier call of our `fit`."""
-    return bool(model.compiled) and getattr(optimizer_of(model), "name", None) != OPTIMIZER
-
-
-def layers_of(model: keras.Model) -> Iterator[keras.layers.Layer]:
-    """Yield the layers of a model in order, including those of nested models."""
-    for layer in model.layers:
-        if isinstance(layer, keras.Model):
-            yield from layers_of(layer)
-        else:
-            yield layer
-
-
-def is_block(layer: keras.layers.Layer) -> bool:
-    """Return whether `layer` is a block of the zoo: residual branches with stochastic depth."""
-    return hasattr(layer, "set_drop_path")
-
-
-def blocks_of(model: keras.Model) -> list[keras.layers.Layer]:
-    """Return the blocks of a model in order, including those of nested models."""
-    return [layer for layer in layers_of(model) if is_block(layer)]
-
-
 def is_decayed(variable: keras.Variable) -> bool:
     """Return whether weight decay applies: to kernels, not to vectors, tokens or positions."""
     return len(variable.shape) > 1 and variable.name not in ("embeddings", "token")
-
-
-def matrices_of(model: keras.Model) -> tuple[int, ...]:
-    """Return the indices of the blocks' `Dense` kernels; without blocks, all but the last."""
-    blocks = blocks_of(model)
-    layers = [layer for parent in blocks or [model] for layer in sublayers(parent)]
-    dense = [layer for layer in layers if isinstance(layer, keras.layers.Dense)]
-    kernels = {id(layer.kernel) for layer in (dense if blocks else dense[:-1])}
-    return tuple(i for i, v in enumerate(model.trainable_variables) if id(v) in kernels)
-
-
-def rate_factors(model: keras.Model, decay: float) -> tuple[float, ...]:
-    """Return the factor of the learning rate for each of `model.trainable_variables`.
-
-    With L blocks, it is `decay ** (L + 1)` before the first block, `decay ** (L + 1 - i)` in block
-    i (from 1) and in layers between it and the next, and 1 after the last block (BEiT, Appendix).
-    In a model without blocks, each layer with weights counts as one.
-    """
-    layers = [layer for layer in layers_of(model) if layer.trainable_variables]
-    blocks = [i for i, layer in enumerate(layers) if is_block(layer)] or range(1, len(layers))
-    last_block = max(blocks, default=0)
-    depths = {}
-    for index, layer in enumerate(layers):
-        # Layers after the last block are one deeper.
-        depth = sum(i <= index for i in blocks) + (index > last_block)
-        for variable in layer.trainable_variables:
-            depths.setdefault(id(variable), depth)
-    deepest = max(depths.values())
-    return tuple(decay ** (deepest - depths.get(id(v), deepest)) for v in model.trainable_variables)
-
-
-@contextlib.contextmanager
-def ema_weights(model: keras.Model) -> Iterator[None]:
-    """Set the weights of `model` to their moving average in this context, if there is one.
-
-    In a `Chain`, the statistics of batch normalization are averaged too. In a file saved within,
-    weights and optimizer state are both the average, so training may continue from it; Keras's
-    `SwapEMAWeights` would exchange them.
-    """
-    optimizer = optimizer_of(model)
-    if not getattr(optimizer, "use_ema", False) or not optimizer.built:
-        yield
-        return
-    variables = [*model.trainable_variables, *getattr(optimizer, "statistics", tuple)()]
-    values = copied_values(variables)
-    try:
-        optimizer.finalize_variable_values(model.trainable_variables)
-        # Under JAX, a variable and its average now share an array, which the next step donates.
-        assign_values(variables, copied_values(variables))
-        yield
-    finally:
-        assign_values(variables, values)
-
-
-def copied_values(variables: Sequence[keras.Variable]) -> list[np.ndarray]:
-    """Return copies of the values of variables."""
-    # `convert_to_numpy` shares the variable's memory under PyTorch.
-    return [np.array(ops.convert_to_numpy(variable.value)) for variable in variables]
-
-
-def assign_values(variables: Sequence[keras.Variable], values: Sequence[np.ndarray]) -> None:
-    """Assign one value to each variable."""
-    for variable, value in zip(variables, values, strict=True):
-        variable.assign(value)

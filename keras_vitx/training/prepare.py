@@ -1,8 +1,8 @@
-"""What training changes in a model before its first step: settings, head and compilation."""
+"""What training changes in a model before its first step, from its settings to its compilation."""
 
 import logging
 import typing
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import keras
@@ -15,19 +15,16 @@ from keras_vitx.outputs import class_names_of
 from keras_vitx.preprocessing import Preprocessing
 from keras_vitx.text import shortened
 from keras_vitx.training.evaluate import Evaluator
-from keras_vitx.training.optimizer import (
-    blocks_of,
-    compiled_by_user,
-    layers_of,
-    make_optimizer,
-    optimizer_of,
-)
+from keras_vitx.training.optimizer import AdamW, LayerwiseAdamW, Muon, make_schedule
 from keras_vitx.training.recipe import Precision, Recipe
 from keras_vitx.training.resume import resumable_fit
 from keras_vitx.training.source import TrainingData
 
 Head = Literal["match", "keep", "fresh"]
 log = logging.getLogger(__name__)
+
+# Marks models compiled by a recipe, as opposed to by the user, also in saved files.
+OPTIMIZER = "keras_vitx_recipe"
 
 
 def apply_settings(model: keras.Model, recipe: Recipe) -> None:
@@ -165,7 +162,7 @@ def match_head(
 def train_head(model: keras.Model, data: TrainingData, **settings: Any) -> None:
     """Train only the classifiers for the recipe's `freeze_epochs`."""
     epochs = data.recipe.freeze_epochs
-    if compiled_by_user(model):
+    if users_arguments(model):
         raise ValueError(f"`freeze_epochs` must be 0 for a compiled model. Received: {epochs}.")
     heads = {id(variable) for head in classifiers(model) for variable in head.variables}
     trainable = [layer for layer in layers_of(model) if layer.trainable]
@@ -181,11 +178,17 @@ def train_head(model: keras.Model, data: TrainingData, **settings: Any) -> None:
             layer.trainable = True
 
 
+def users_arguments(model: keras.Model) -> dict[str, Any]:
+    """Return what the user passed to `model.compile`; empty after an earlier call of our `fit`."""
+    arguments = compile_arguments(model)
+    if getattr(arguments.get("optimizer"), "name", None) == OPTIMIZER:
+        return {}
+    return {name: value for name, value in arguments.items() if value is not None}
+
+
 def compile_for(model: keras.Model, data: TrainingData) -> Evaluator:
     """Compile `model`, and return an `Evaluator` for validation, without label smoothing."""
-    arguments = compile_arguments(model) if compiled_by_user(model) else {}
-    arguments = {name: value for name, value in arguments.items() if value is not None}
-    if arguments:
+    if arguments := users_arguments(model):
         text = "The model is compiled: its optimizer (%s), loss and metrics replace the recipe's."
         log.warning(text, type(model.optimizer).__name__)
     changes: dict[str, Any] = {}
@@ -206,16 +209,76 @@ def compile_for(model: keras.Model, data: TrainingData) -> Evaluator:
     return Evaluator(model, loss, [metric for metric in metrics if metric is not None])
 
 
-def check_callbacks(model: keras.Model, callbacks: Sequence[keras.callbacks.Callback]) -> None:
-    """Raise a ValueError for a callback that sets the rate of an optimizer with a schedule."""
-    setters = keras.callbacks.ReduceLROnPlateau, keras.callbacks.LearningRateScheduler
-    names = [type(callback).__name__ for callback in callbacks if isinstance(callback, setters)]
-    if names and isinstance(optimizer_of(model).get_config()["learning_rate"], dict):
-        raise ValueError(
-            f"`callbacks` must not set the learning rate, which follows the recipe's schedule. "
-            f"Received: {names[0]}. Compile the model with an optimizer of a constant rate first, "
-            "such as `model.compile(keras.optimizers.AdamW(1e-4))`."
+def make_optimizer(
+    model: keras.Model, recipe: Recipe, steps_per_epoch: int
+) -> keras.optimizers.Optimizer:
+    """Return the optimizer of a recipe, with its schedule.
+
+    Args:
+        model: The built model to train.
+        recipe: The recipe.
+        steps_per_epoch: Number of batches per epoch of `model.fit`, each of
+            `batch_size / accumulate_steps` images.
+
+    Raises:
+        ValueError: if `accumulate_steps` does not divide the batch.
+    """
+    _ = recipe.part_of_batch  # Checks `accumulate_steps`.
+    accumulate_steps, ema = recipe.accumulate_steps, recipe.ema
+    updates = recipe.all_epochs * steps_per_epoch / accumulate_steps
+    if ema is not None and updates * (1 - ema) < 3:
+        text = (
+            "The moving average of the weights (ema=%g) spans about %.0f updates, but the run has "
+            "%.0f: its result will be close to the initial weights. Set a smaller `ema`, or None."
         )
+        log.warning(text, ema, 1 / (1 - ema), updates)
+    arguments: dict[str, Any] = {
+        "learning_rate": make_schedule(recipe, steps_per_epoch),
+        "weight_decay": recipe.weight_decay,
+        "epsilon": recipe.epsilon,
+        "global_clipnorm": recipe.clip_norm,
+        "use_ema": ema is not None,
+        # Keras updates the average in every step, not in every update.
+        "ema_momentum": (ema or 0.0) ** (1 / accumulate_steps),
+        "gradient_accumulation_steps": accumulate_steps if accumulate_steps > 1 else None,
+        "name": OPTIMIZER,
+    }
+    if recipe.layer_decay is not None:
+        arguments["rate_factors"] = rate_factors(model, recipe.layer_decay)
+    if recipe.algorithm == "muon":
+        arguments["matrices"] = matrices_of(model)
+        return Muon(adam_beta_1=recipe.beta_1, adam_beta_2=recipe.beta_2, **arguments)
+    adamw = AdamW if recipe.layer_decay is None else LayerwiseAdamW
+    return adamw(beta_1=recipe.beta_1, beta_2=recipe.beta_2, **arguments)
+
+
+def rate_factors(model: keras.Model, decay: float) -> tuple[float, ...]:
+    """Return the factor of the learning rate for each of `model.trainable_variables`.
+
+    With L blocks, it is `decay ** (L + 1)` before the first block, `decay ** (L + 1 - i)` in block
+    i (from 1) and in layers between it and the next, and 1 after the last block (BEiT, Appendix).
+    In a model without blocks, each layer with weights counts as one.
+    """
+    layers = [layer for layer in layers_of(model) if layer.trainable_variables]
+    blocks = [i for i, layer in enumerate(layers) if is_block(layer)] or range(1, len(layers))
+    last_block = max(blocks, default=0)
+    depths = {}
+    for index, layer in enumerate(layers):
+        # Layers after the last block are one deeper.
+        depth = sum(i <= index for i in blocks) + (index > last_block)
+        for variable in layer.trainable_variables:
+            depths.setdefault(id(variable), depth)
+    deepest = max(depths.values())
+    return tuple(decay ** (deepest - depths.get(id(v), deepest)) for v in model.trainable_variables)
+
+
+def matrices_of(model: keras.Model) -> tuple[int, ...]:
+    """Return the indices of the blocks' `Dense` kernels; without blocks, all but the last."""
+    blocks = blocks_of(model)
+    layers = [layer for parent in blocks or [model] for layer in sublayers(parent)]
+    dense = [layer for layer in layers if isinstance(layer, keras.layers.Dense)]
+    kernels = {id(layer.kernel) for layer in (dense if blocks else dense[:-1])}
+    return tuple(i for i, v in enumerate(model.trainable_variables) if id(v) in kernels)
 
 
 def _names(model):
@@ -265,3 +328,22 @@ def _initialize(model):
         for variable in layer.weights:
             if variable.name in initializers:
                 variable.assign(initializers[variable.name](variable.shape, variable.dtype))
+
+
+def layers_of(model: keras.Model) -> Iterator[keras.layers.Layer]:
+    """Yield the layers of a model in order, including those of nested models."""
+    for layer in model.layers:
+        if isinstance(layer, keras.Model):
+            yield from layers_of(layer)
+        else:
+            yield layer
+
+
+def blocks_of(model: keras.Model) -> list[keras.layers.Layer]:
+    """Return the blocks of a model in order, including those of nested models."""
+    return [layer for layer in layers_of(model) if is_block(layer)]
+
+
+def is_block(layer: keras.layers.Layer) -> bool:
+    """Return whether `layer` is a block of the zoo: residual branches with stochastic depth."""
+    return hasattr(layer, "set_drop_path")

@@ -3,15 +3,13 @@
 import contextlib
 import errno
 import functools
-import hashlib
 import json
 import logging
 import os
 import random
-import re
 import signal
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,25 +18,22 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from keras_vitx.data import Pipelines
-from keras_vitx.data.sources.dataset import ArrayImages
 from keras_vitx.files import atomic_write, remove_stale
 from keras_vitx.keras_internals import build_training
 from keras_vitx.training.batches import BatchRange, first_of, steps_of
 from keras_vitx.training.devices import all_reduce_max, in_use, is_chief
 from keras_vitx.training.devices.replicas import Replicate, shard_of
-from keras_vitx.training.optimizer import optimizer_of
 
 log = logging.getLogger(__name__)
 
 # Steps between exchanges of signals, after which all processes end at the same step.
 AGREE_EVERY = 10
-# Settings that may differ when a finished training is extended.
-EXTENDED = ("recipe.schedule.", "optimizer.learning_rate")
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
 # In configs of Keras objects: numbered names, and what depends on the backend.
-NOT_COMPARED = re.compile(
-    r"\.(name|module|registered_name|build_config|inbound_nodes|(input|output)_layers)\b"
-)
+NOT_COMPARED = {"name", "module", "registered_name", "build_config"}
+NOT_COMPARED |= {"inbound_nodes", "input_layers", "output_layers"}
+# Settings that may differ when a finished training is extended.
+EXTENDED = {"schedule", "learning_rate"}
 
 
 def resumable_fit(
@@ -79,8 +74,7 @@ def resumable_fit(
         keep: Number of checkpoints to keep.
         resume: Whether to continue from the last checkpoint in `directory`, if there is one.
         callbacks: As in `fit`. Steps are counted from the start of the epoch, also when resumed.
-        steps_per_epoch: As in `fit`.
-        class_weight, verbose: As in `fit`.
+        steps_per_epoch, class_weight, verbose: As in `fit`.
         config: JSON values that must be the same when training is resumed, such as the settings of
             a recipe.
 
@@ -118,9 +112,8 @@ def resumable_fit(
     steps = steps_per_epoch or steps_of(batches)
     batch = keras.tree.map_structure(keras.ops.convert_to_numpy, tuple(first_of(batches)))
     build_training(model, batch)
-    config = {**(config or {}), "steps": steps, "class_weight": class_weight}
-    config = flatten(config) | _structure_of(model)
-    state = _state_to_continue(model, directory, config, epochs)
+    config = facts_of(model, {**(config or {}), "steps": steps, "class_weight": class_weight})
+    state = state_to_continue(model, directory, config, epochs)
     if is_chief():
         remove_stale_files(directory)
     all_reduce_max(0)  # No process writes a checkpoint before all have read theirs.
@@ -129,9 +122,9 @@ def resumable_fit(
         add_progbar=verbose != 0, model=model, verbose=verbose, epochs=epochs, steps=steps,
     )  # fmt: skip
     epoch, step = (state["epoch"], state["step"]) if state else (0, 0)
+    model.stop_training = False
     with saving.signals():
         saving.begin()
-        model.stop_training = False
         while epoch < epochs and not model.stop_training:
             # The rest of an epoch is a separate call of `fit`.
             saving.first_step, last_epoch = step, epoch + 1 if step else epochs
@@ -148,27 +141,6 @@ def resumable_fit(
     return model.history
 
 
-def _state_to_continue(model, directory, config, epochs):
-    """Return the last state, checked and assigned to the model; None if there is none."""
-    state = read_last_state(directory)
-    if state is None:
-        return None
-    finished = bool(state.get("finished"))
-    is_extended = finished and epochs > state["epochs"]
-    check_same(state["facts"], config, EXTENDED if is_extended else ())
-    assign(model, state["arrays"])
-    if state["backend"] != keras.backend.backend():
-        text = "The training on %s continues on %s, but not bit for bit."
-        log.warning(text, state["backend"], keras.backend.backend())
-    if (finished and not is_extended) or state["epoch"] >= epochs:
-        state["epoch"] = epochs  # Also after early stopping.
-        log.info("The training in %s is finished; its result is loaded.", directory)
-    else:
-        epoch, step = state["epoch"] + 1, state["step"] + 1
-        log.info("The training in %s continues with step %d of epoch %d.", directory, step, epoch)
-    return state
-
-
 class _SavingCallbacks(keras.callbacks.CallbackList):
     """The callbacks of a training in up to two calls of `fit`, which saves its state between steps.
 
@@ -177,19 +149,16 @@ class _SavingCallbacks(keras.callbacks.CallbackList):
     drawn its random numbers. The chief process writes; every process restores.
     """
 
+    epoch = first_step = signal = agreed_signal = 0
+    saved: int | None = None
+    last_logs: Mapping[str, float] | None = None
+    arrays_at_epoch_end: Mapping[str, np.ndarray]
+
     def __init__(self, directory, every, keep, config, state, callbacks, **params):
         super().__init__(callbacks, **params)
         self.directory, self.every, self.keep = directory, every, keep
         self.config, self.state = config, state
-        self.stateful = {
-            type(callback).__name__: callback
-            for callback in callbacks
-            if hasattr(callback, "get_state") and hasattr(callback, "set_state")
-        }
-        self.epoch = self.first_step = self.signal = self.agreed_signal = 0
-        self.saved: int | None = None
-        self.last_logs: Mapping[str, float] | None = None
-        self.arrays_at_epoch_end: Mapping[str, np.ndarray] = {}
+        self.stateful = {type(c).__name__: c for c in callbacks if hasattr(c, "get_state")}
 
     def begin(self):
         super().on_train_begin()
@@ -202,11 +171,10 @@ class _SavingCallbacks(keras.callbacks.CallbackList):
     def end(self):
         super().on_train_end(self.last_logs)
 
-    def on_train_begin(self, logs=None):
-        """Do nothing; see `begin`."""
+    # Called by each `fit`; callbacks hear of one training, by `begin` and `end`.
+    def on_train_begin(self, logs=None): ...
 
-    def on_train_end(self, logs=None):
-        """Do nothing; see `end`."""
+    def on_train_end(self, logs=None): ...
 
     def on_epoch_begin(self, epoch, logs=None):
         self.epoch = epoch
@@ -273,11 +241,14 @@ class _SavingCallbacks(keras.callbacks.CallbackList):
     @contextlib.contextmanager
     def signals(self) -> Iterator[None]:
         """Defer the first SIGTERM or Ctrl-C to the end of the step; a second one acts at once."""
-        previous: dict[int, Any] = {}
+        handlers = {}
+        # Only the main thread can set handlers. None stands for a handler that isn't Python's.
+        if threading.current_thread() is threading.main_thread():
+            handlers = {n: signal.getsignal(n) or signal.SIG_DFL for n in SIGNALS}
 
         def restore():
-            while previous:
-                signal.signal(*previous.popitem())
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
 
         def handle(number, frame):
             self.signal = number
@@ -285,11 +256,9 @@ class _SavingCallbacks(keras.callbacks.CallbackList):
             name = signal.Signals(number).name
             log.warning("%s: training ends after this step; repeat it to end at once.", name)
 
-        # Only the main thread can set handlers. None stands for a handler that isn't Python's.
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGTERM, signal.SIGINT):
-                previous[number] = signal.signal(number, handle) or signal.SIG_DFL
         try:
+            for number in handlers:
+                signal.signal(number, handle)
             yield
         finally:
             restore()
@@ -358,6 +327,36 @@ def read_last_state(directory: str | os.PathLike) -> dict[str, Any] | None:
     return None
 
 
+def state_to_continue(
+    model: keras.Model, directory: Path, config: Mapping[str, Any], epochs: int
+) -> dict[str, Any] | None:
+    """Return the last state, restored in the model; None if there is none.
+
+    Raises a ValueError that lists what differs if it is the state of another training.
+    """
+    state = read_last_state(directory)
+    if state is None:
+        return None
+    extends = state["finished"] and epochs > state["epochs"]
+    ignored = NOT_COMPARED | EXTENDED if extends else NOT_COMPARED
+    if found := list(differences(state["facts"], config, ignored)):
+        raise ValueError(
+            f"The training can't be resumed, as it is another one: {'; '.join(found[:6])}. "
+            "Use another directory for a new one; a finished one can continue with more epochs."
+        )
+    assign(model, state["arrays"])
+    if state["backend"] != keras.backend.backend():
+        text = "The training on %s continues on %s, but not bit for bit."
+        log.warning(text, state["backend"], keras.backend.backend())
+    if (state["finished"] and not extends) or state["epoch"] >= epochs:
+        state["epoch"] = epochs  # Also after early stopping.
+        log.info("The training in %s is finished; its result is loaded.", directory)
+    else:
+        epoch, step = state["epoch"] + 1, state["step"] + 1
+        log.info("The training in %s continues with step %d of epoch %d.", directory, step, epoch)
+    return state
+
+
 def remove_stale_files(directory: Path) -> None:
     """Remove partial files of a killed process: checkpoints, and files of their run."""
     for path in directory.glob(".unfinished-*-*"):
@@ -380,23 +379,32 @@ def arrays_of(model: keras.Model) -> dict[str, np.ndarray]:
     """Return copies of the values of `variables_of(model)`, also between two steps of `fit`."""
     # Under JAX, `fit` holds the values outside of the variables.
     getattr(model, "jax_state_sync", lambda: None)()
-    # Copies, as `convert_to_numpy` shares the variable's memory under PyTorch. Via a tensor, as
-    # the value of a variable on several devices may be None.
-    return {
-        name: np.array(keras.ops.convert_to_numpy(keras.ops.convert_to_tensor(variable)))
-        for name, variable in variables_of(model).items()
-    }
+    variables = variables_of(model)
+    return dict(zip(variables, copied_values(variables.values()), strict=True))
 
 
 def assign(model: keras.Model, arrays: Mapping[str, np.ndarray]) -> None:
     """Assign arrays of `arrays_of` to the variables of a model of the same structure."""
-    for name, variable in variables_of(model).items():
-        variable.assign(arrays[name])
+    assign_values(variables_of(model).values(), arrays.values())
+
+
+def copied_values(variables: Iterable[keras.Variable]) -> list[np.ndarray]:
+    """Return copies of the values of variables."""
+    # Copies, as `convert_to_numpy` shares the variable's memory under PyTorch. Via a tensor, as
+    # the value of a variable on several devices may be None.
+    to_numpy, to_tensor = keras.ops.convert_to_numpy, keras.ops.convert_to_tensor
+    return [np.array(to_numpy(to_tensor(variable))) for variable in variables]
+
+
+def assign_values(variables: Iterable[keras.Variable], values: Iterable[np.ndarray]) -> None:
+    """Assign one value to each variable."""
+    for variable, value in zip(variables, values, strict=True):
+        variable.assign(value)
 
 
 def random_states() -> dict[str, Any]:
     """Return the states of `random`, `numpy.random` and, under PyTorch, its generators."""
-    states = {"python": random.getstate(), "numpy": [*np.random.get_state()]}
+    states = {"python": random.getstate(), "numpy": np.random.get_state()}
     if keras.backend.backend() == "torch":
         import torch
 
@@ -418,72 +426,34 @@ def set_random_states(states: Mapping[str, Any]) -> None:
             torch.cuda.set_rng_state(torch.from_numpy(state), gpu)
 
 
-def check_same(
-    before: Mapping[str, Any], now: Mapping[str, Any], ignored: Sequence[str] = ()
-) -> None:
-    """Raise a ValueError if the flat configuration of a training differs from its checkpoint's.
-
-    Names in only one of them, as of another version of Keras, and the prefixes `ignored` are not
-    compared.
-    """
-    differences = [
-        f"{name} was {before[name]!s:.60}, is now {now[name]!s:.60}"
-        for name in before
-        if name in now and before[name] != now[name] and not name.startswith(tuple(ignored))
-    ]
-    if differences:
-        raise ValueError(
-            f"The training can't be resumed, as it is another one: {'; '.join(differences[:6])}. "
-            "Use another directory for a new one; a finished one can continue with more epochs."
-        )
-
-
-def flatten(value: Any, name: str = "") -> dict[str, Any]:
-    """Return nested JSON values as a flat dictionary, such as `{"recipe.schedule.epochs": 3}`."""
-    if isinstance(value, Mapping):
-        flat = {name: "{...}"} if name else {}
-        items = [(f"{name}.{key}".lstrip("."), each) for key, each in value.items()]
-    elif isinstance(value, (list, tuple)):
-        flat = {name: f"[{len(value)} values]"}
-        items = [(f"{name}[{index}]", each) for index, each in enumerate(value)]
-    else:
-        return {name: value}
-    for key, each in items:
-        flat |= flatten(each, key)
-    return flat
-
-
-def _structure_of(model):
-    """Return the structure of a model, its optimizer and its loss, flat."""
-    objects = {"model": model, "optimizer": optimizer_of(model), "loss": model.loss}
-    structure = {}
-    for name, value in objects.items():
-        config = keras.saving.serialize_keras_object(value)
-        structure[name] = config["config"] if isinstance(config, dict) else config
+def facts_of(model: keras.Model, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return all that must not change in a training, as JSON values, its structure included."""
+    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    facts = dict(config)
+    for name, value in (("model", model), ("optimizer", optimizer), ("loss", model.loss)):
+        serialized = keras.saving.serialize_keras_object(value)
+        facts[name] = serialized["config"] if isinstance(serialized, dict) else serialized
     # The width of integers depends on the backend.
-    structure["variables"] = [
+    facts["variables"] = [
         [[*variable.shape], "int" if "int" in str(variable.dtype) else str(variable.dtype)]
         for variable in variables_of(model).values()
     ]
-    return {k: v for k, v in flatten(structure).items() if not NOT_COMPARED.search(k)}
+    return json.loads(json.dumps(facts))
 
 
-def fingerprint(batches: Pipelines) -> dict[str, Any]:
-    """Return a digest of each split: its labels, and names and sizes of files, or all pixels."""
-    splits = {}
-    for name in ("train", "validation"):
-        split = getattr(getattr(batches, name), "split", None)
-        if split is None:
-            continue
-        digest = hashlib.sha256(np.ascontiguousarray(split.labels).tobytes())
-        if isinstance(split.images, ArrayImages):
-            for image in split.images:
-                digest.update(np.ascontiguousarray(image))
-        else:
-            for image in map(split.id, range(split.size)):
-                digest.update(os.fsencode(Path(str(image)).name))
-                # An image may vanish during training, which continues without it.
-                if isinstance(image, os.PathLike) and os.path.exists(image):
-                    digest.update(b"%d" % os.path.getsize(image))
-        splits[name] = {"images": split.size, "pixels": digest.hexdigest()[:16]}
-    return splits
+def differences(before: Any, now: Any, ignored: Collection[str], name: str = "") -> Iterator[str]:
+    """Yield how JSON values differ, but for the keys `ignored` and those in only one of them."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        for key in before.keys() & now.keys() - set(ignored):
+            yield from differences(before[key], now[key], ignored, f"{name}.{key}".lstrip("."))
+    elif isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
+        for index, pair in enumerate(zip(before, now, strict=True)):
+            yield from differences(*pair, ignored, f"{name}[{index}]")
+    elif before != now:
+        yield f"{name} was {_short(before)}, is now {_short(now)}"
+
+
+def _short(value):
+    if isinstance(value, dict):
+        return "{...}"
+    return f"[{len(value)} values]" if isinstance(value, list) else f"{value!s:.60}"

@@ -8,7 +8,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,9 +20,14 @@ from keras_vitx.data import Pipelines
 from keras_vitx.drawing import Picture, drawing
 from keras_vitx.files import atomic_write, write_csv
 from keras_vitx.training.devices import in_use, is_chief, single_process
-from keras_vitx.training.optimizer import assign_values, copied_values, ema_weights, optimizer_of
 from keras_vitx.training.recipe import Recipe
-from keras_vitx.training.resume import checkpoints_in, random_states, set_random_states
+from keras_vitx.training.resume import (
+    assign_values,
+    checkpoints_in,
+    copied_values,
+    random_states,
+    set_random_states,
+)
 
 log = logging.getLogger(__name__)
 
@@ -188,9 +193,7 @@ class StopAtNonFinite(keras.callbacks.Callback):
         message = f"The loss is {logs['loss']} at {steps} of epoch {epoch + 1}."
         images = []
         if hasattr(self.batches, "ids"):
-            ids = [
-                i for step in range(first, self.step + 1) for i in self.batches.ids(epoch, step - 1)
-            ]
+            ids = [i for s in range(first - 1, self.step) for i in self.batches.ids(epoch, s)]
             images = [int(i) if isinstance(i, (int, np.integer)) else str(i) for i in ids]
             more = ", ..." if len(images) > 8 else ""
             message += f" Its images: {', '.join(map(str, images[:8]))}{more}."
@@ -322,14 +325,15 @@ class BestCheckpoint(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch, logs=None):
         logs = {name: float(value) for name, value in (logs or {}).items()}
-        self.rows.append(
-            {"epoch": epoch + 1, **logs, **(self.throughput.row if self.throughput else {})}
-        )
-        self._write_history()
+        row = self.throughput.row if self.throughput else {}
+        self.rows.append({"epoch": epoch + 1, **logs, **row})
+        if self.output is not None:
+            write_csv(self.rows, self.output / "history.csv")
         with ema_weights(self.model):
             if not np.isfinite(logs.get("val_loss", 0.0)):
                 raise FloatingPointError(f"The validation loss of epoch {epoch + 1} is not finite.")
-            if not all(_is_finite(variable) for variable in self._variables()):
+            values = (keras.ops.convert_to_numpy(variable.value) for variable in self._variables())
+            if not all(np.isfinite(value).all() for value in values):
                 raise FloatingPointError(f"The weights after epoch {epoch + 1} are not finite.")
             if self._is_best(logs):
                 self.epoch, self.logs = epoch + 1, logs
@@ -365,11 +369,10 @@ class BestCheckpoint(keras.callbacks.Callback):
         }
 
     def get_state(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("epoch", "logs", "values", "rows")}
+        return {name: vars(self)[name] for name in ("epoch", "logs", "values", "rows")}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        self.epoch, self.logs = state["epoch"], state["logs"]
-        self.values, self.rows = state["values"], state["rows"]
+        vars(self).update(state)
 
     def _variables(self):
         # All that training changes, since a failed step of JAX leaves all of them empty.
@@ -380,10 +383,6 @@ class BestCheckpoint(keras.callbacks.Callback):
         if key == "val_accuracy" and logs[key] != self.logs[key]:
             return logs[key] > self.logs[key]
         return key is None or logs["val_loss"] < self.logs["val_loss"]
-
-    def _write_history(self):
-        if self.output is not None:
-            write_csv(self.rows, self.output / "history.csv")
 
 
 def draw_curves(rows: Sequence[Mapping[str, float]], path: str | os.PathLike) -> Picture:
@@ -455,8 +454,45 @@ def verbosity(verbose: str | int) -> int:
     return 1 if sys.stdout.isatty() or "ipykernel" in sys.modules else 2
 
 
-def _is_finite(variable):
-    return np.isfinite(keras.ops.convert_to_numpy(variable.value)).all()
+def check_callbacks(model: keras.Model, callbacks: Sequence[keras.callbacks.Callback]) -> None:
+    """Raise a ValueError for a callback that sets the rate of an optimizer with a schedule."""
+    setters = keras.callbacks.ReduceLROnPlateau, keras.callbacks.LearningRateScheduler
+    names = [type(callback).__name__ for callback in callbacks if isinstance(callback, setters)]
+    if names and isinstance(optimizer_of(model).get_config()["learning_rate"], dict):
+        raise ValueError(
+            f"`callbacks` must not set the learning rate, which follows the recipe's schedule. "
+            f"Received: {names[0]}. Compile the model with an optimizer of a constant rate first, "
+            "such as `model.compile(keras.optimizers.AdamW(1e-4))`."
+        )
+
+
+def optimizer_of(model: keras.Model) -> keras.optimizers.Optimizer | None:
+    """Return the optimizer of a model, without Keras's wrapper for mixed_float16."""
+    optimizer = getattr(model, "optimizer", None)
+    return getattr(optimizer, "inner_optimizer", optimizer)
+
+
+@contextlib.contextmanager
+def ema_weights(model: keras.Model) -> Iterator[None]:
+    """Set the weights of `model` to their moving average in this context, if there is one.
+
+    In a `Chain`, the statistics of batch normalization are averaged too. In a file saved within,
+    weights and optimizer state are both the average, so training may continue from it; Keras's
+    `SwapEMAWeights` would exchange them.
+    """
+    optimizer = optimizer_of(model)
+    if not getattr(optimizer, "use_ema", False) or not optimizer.built:
+        yield
+        return
+    variables = [*model.trainable_variables, *getattr(optimizer, "statistics", tuple)()]
+    values = copied_values(variables)
+    try:
+        optimizer.finalize_variable_values(model.trainable_variables)
+        # Under JAX, a variable and its average now share an array, which the next step donates.
+        assign_values(variables, copied_values(variables))
+        yield
+    finally:
+        assign_values(variables, values)
 
 
 def _last_learning_rate(model):

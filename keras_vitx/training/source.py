@@ -1,36 +1,30 @@
-"""The data of a training, opened once."""
+"""The data of a training or an evaluation, opened once and checked: sources, or own batches."""
 
+import hashlib
 import logging
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+import os
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
 import keras
 import numpy as np
 
 from keras_vitx import data
+from keras_vitx.backend import checked_dataset
+from keras_vitx.data.loading import EvaluationBatches
 from keras_vitx.data.pipeline import check_trainable
-from keras_vitx.keras_internals import compile_arguments
-from keras_vitx.outputs import Task, class_names_of, outputs_of, task_of
+from keras_vitx.data.sources.dataset import ArrayImages
+from keras_vitx.outputs import ModelSpec, Task, class_names_of, task_of
+from keras_vitx.preprocessing import ModelInput
 from keras_vitx.text import nearest, shortened
-from keras_vitx.training.batches import (
-    are_numbers,
-    check_repeats,
-    checked,
-    first_of,
-    is_batches,
-    labels_of,
-    names_with,
-    several_as_pipelines,
-    steps_of,
-    weighted,
-)
+from keras_vitx.training.batches import BatchRange, first_of, steps_of
 from keras_vitx.training.devices import check_batch, in_use
-from keras_vitx.training.distillation import Distillation
-from keras_vitx.training.optimizer import compiled_by_user
 from keras_vitx.training.recipe import Recipe
-from keras_vitx.training.token_labels import MixToken, TokenLabels
+from keras_vitx.training.targets import Distillation, MixToken, TokenLabels
 
 log = logging.getLogger(__name__)
+SplitName = Literal["train", "validation", "test"]
 
 
 class TrainingData(NamedTuple):
@@ -41,7 +35,7 @@ class TrainingData(NamedTuple):
         batches: The batches of all splits; those of training have all their targets.
         steps: Number of training batches per epoch.
         labels: The labels of the first training batch.
-        task: The task of the model, which all labels fit; None if you compiled it with a loss.
+        task: The task of the model, which all labels fit; None if it has its own loss.
         distillation: The teacher of the training batches, or None.
         class_weight: Weight in the loss by label, or None.
     """
@@ -54,18 +48,14 @@ class TrainingData(NamedTuple):
     distillation: Distillation | None
     class_weight: dict[int, float] | None
 
-    @property
-    def class_names(self) -> tuple[str, ...] | None:
-        """Label i means `class_names[i]`; None if there are no class names."""
-        return self.batches.class_names
-
 
 def open_data(
     source: Any,
-    model: keras.Model,
+    spec: ModelSpec,
     recipe: Recipe,
     fixed: Collection[str] = (),
     *,
+    own_loss: bool = False,
     teacher: keras.Model | None = None,
     token_labels: Any = None,
     class_weight: Mapping[Any, float] | None = None,
@@ -74,24 +64,22 @@ def open_data(
 ) -> TrainingData:
     """Open a source of `fit` for a model; settings in `fixed` are not adapted to it.
 
-    `arguments` are those of `data.pipelines`. Your own batches stay as they are.
+    `arguments` are those of `data.pipelines`. Your own batches stay as they are. With `own_loss`,
+    the model was compiled with a loss, and its labels may be anything.
     """
-    check_repeats(source)
     distillation = _distillation(recipe, teacher)
-    source = several_as_pipelines(source)
-    if isinstance(source, data.Pipelines) or is_batches(source):
-        batches = _user_batches(source, recipe, token_labels, arguments)
+    names = arguments.keys() & {"validation_split", "strict"}
+    batches = source = opened(source, seed=seed, **{name: arguments[name] for name in names})
+    if isinstance(source, data.Pipelines):
+        _check_batches(batches, recipe, token_labels, arguments)
     else:
-        if not isinstance(source, data.Dataset):
-            names = arguments.keys() & {"validation_split", "strict"}
-            source = data.load_dataset(source, seed=seed, **{n: arguments[n] for n in names})
         check_trainable(source)
         recipe = recipe.for_images(round(source.train.size * arguments.get("fraction", 1.0)), fixed)
         if token_labels is not None and not isinstance(token_labels, TokenLabels):
-            token_labels = TokenLabels(token_labels, model)
+            token_labels = TokenLabels(token_labels, spec)
         batches = data.pipelines(
             source,
-            model,
+            spec,
             recipe.part_of_batch,
             augmentation=recipe.augmentation,
             mixing=recipe.mixing,
@@ -100,15 +88,15 @@ def open_data(
             pad=in_use().replicas > 1,
             **arguments,
         )
+        names, outputs = batches.class_names or (), spec.output_shape[-1]
         # `pipelines` raises an error for more classes than outputs.
-        names, outputs = batches.class_names or (), model.output_shape[-1]
         if names and len(names) < outputs and not are_numbers(names):
             raise ValueError(
                 f"`model` must have an output per class. Received: {outputs} for {len(names)} "
                 f"classes ({shortened(names)}). Create the model with classes={len(names)}."
             )
-    class_weight = _class_weight(class_weight, batches.class_names, model.output_shape[-1])
-    batches = _with_targets(batches.map(weighted), model, recipe, distillation, class_weight, seed)
+    class_weight = _class_weight(class_weight, batches.class_names, spec.output_shape[-1])
+    batches = _with_targets(batches.map(weighted), spec, recipe, distillation, class_weight, seed)
     labels = labels_of(batches.train)
     check_batch(len(labels), in_use())
     size = len(labels) * recipe.accumulate_steps
@@ -116,14 +104,46 @@ def open_data(
         # The learning rate follows the actual batch size.
         recipe = recipe.replace(batch_size=size)
     steps = steps_of(batches.train, recipe.steps_per_epoch)
-    task = None
-    if not compiled_by_user(model) or compile_arguments(model).get("loss") is None:
-        task = task_of(outputs_of(model), labels)
+    task = None if own_loss else task_of(spec.outputs, labels)
+    if task is not None:
         batches = batches.map(lambda split: checked(split, task))
     updates = recipe.all_epochs * steps // recipe.accumulate_steps
     text = "%d updates: %d epochs of %d batches, %d images per update, learning rate up to %.2g."
     log.info(text, updates, recipe.all_epochs, steps, size, recipe.peak)
     return TrainingData(recipe, batches, steps, labels, task, distillation, class_weight)
+
+
+def evaluation_split(
+    source: Any,
+    model: keras.Model,
+    split: SplitName | None,
+    batch_size: int,
+    crop_ratio: float | None = None,
+    **arguments: Any,
+) -> tuple[str, Any, tuple[str, ...] | None]:
+    """Return the name of a split, its images as batches in fixed order, and the class names."""
+    is_single, source = is_batches(source), opened(source, **arguments)
+    if crop_ratio is not None and isinstance(source, data.Pipelines):
+        raise ValueError(
+            f"`crop_ratio` must be None for cropped batches. Received: {crop_ratio!r}."
+        )
+    if is_single:
+        if split is not None:
+            raise ValueError(f"`split` must be None for your own batches. Received: {split!r}.")
+        return "batches", source.train, source.class_names
+    splits = [n for n in ("test", "validation", "train") if getattr(source, n) is not None]
+    if split is not None and split not in splits:
+        raise ValueError(f"`split` must be one of {', '.join(splits)}. Received: {split!r}.")
+    split = split or splits[0]
+    batches = getattr(source, split)
+    if isinstance(source, data.Dataset):
+        spec = ModelInput.of(model)
+        if crop_ratio is not None:
+            spec = ModelInput(spec.input_shape, spec.preprocessing.replace(crop_ratio=crop_ratio))
+        strict = arguments.get("strict", False)
+        pad = in_use().replicas > 1
+        batches = EvaluationBatches(batches, spec, batch_size, pad=pad, strict=strict)
+    return split, weighted(batches), source.class_names
 
 
 def _distillation(recipe: Recipe, teacher: keras.Model | None) -> Distillation | None:
@@ -139,10 +159,10 @@ def _distillation(recipe: Recipe, teacher: keras.Model | None) -> Distillation |
     return None
 
 
-def _user_batches(
-    source: Any, recipe: Recipe, token_labels: Any, arguments: Mapping[str, Any]
-) -> data.Pipelines:
-    """Return your own batches, unchanged."""
+def _check_batches(
+    batches: data.Pipelines, recipe: Recipe, token_labels: Any, arguments: Mapping[str, Any]
+) -> None:
+    """Check own batches, which are used unchanged, and the arguments that would change them."""
     if token_labels is not None:
         raise ValueError(
             "`token_labels` must be None for your own batches. Received: a "
@@ -154,12 +174,8 @@ def _user_batches(
             raise ValueError(
                 f"`{name}` must not be set with batches, which are used whole. Received: {value!r}."
             )
-    if isinstance(source, data.Pipelines):
-        batches = source
-    else:
-        batches = data.Pipelines(source, class_names=names_with(source))
-        if recipe.mixing is not None:
-            log.warning("Your own batches are used without the recipe's augmentation and mixing.")
+    if recipe.mixing is not None and not hasattr(batches.train, "split"):
+        log.warning("Your own batches are used without the recipe's augmentation and mixing.")
     images = keras.tree.flatten(first_of(batches.train))[0]
     largest = np.abs(keras.ops.convert_to_numpy(images)).max()
     if largest > 50:
@@ -168,7 +184,6 @@ def _user_batches(
             "unchanged. Preprocess them with `keras_vitx.preprocess_input(images, model)`.",
             largest,
         )
-    return batches
 
 
 def _class_weight(
@@ -193,7 +208,7 @@ def _class_weight(
 
 def _with_targets(
     batches: data.Pipelines,
-    model: keras.Model,
+    spec: ModelSpec,
     recipe: Recipe,
     distillation: Distillation | None,
     class_weight: Mapping[int, float] | None,
@@ -213,9 +228,9 @@ def _with_targets(
                 "`teacher` must have the classes of the data, in the same order, "
                 f"({', '.join(names[:5])}, ...). Received: ({', '.join(teacher_names[:5])}, ...)."
             )
-        train = distillation.batches(train, model)
+        train = distillation.batches(train, spec)
     if recipe.mix_token:
-        train = MixToken(train, model, seed=seed)
+        train = MixToken(train, spec, seed=seed)
     if class_weight is not None and (token_labels or train is not batches.train):
         raise ValueError(
             "`class_weight` must be None with several labels per image, from a teacher, token "
@@ -223,3 +238,100 @@ def _with_targets(
             "instead."
         )
     return batches._replace(train=train)
+
+
+def fingerprint(batches: data.Pipelines) -> dict[str, Any]:
+    """Return a digest of each split: its labels, and names and sizes of files, or all pixels."""
+    splits = {}
+    for name in ("train", "validation"):
+        split = getattr(getattr(batches, name), "split", None)
+        if split is None:
+            continue
+        digest = hashlib.sha256(np.ascontiguousarray(split.labels).tobytes())
+        if isinstance(split.images, ArrayImages):
+            for image in split.images:
+                digest.update(np.ascontiguousarray(image))
+        else:
+            for image in map(split.id, range(split.size)):
+                digest.update(os.fsencode(Path(str(image)).name))
+                # An image may vanish during training, which continues without it.
+                if isinstance(image, os.PathLike) and os.path.exists(image):
+                    digest.update(b"%d" % os.path.getsize(image))
+        splits[name] = {"images": split.size, "pixels": digest.hexdigest()[:16]}
+    return splits
+
+
+def opened(source: Any, **arguments: Any) -> data.Dataset | data.Pipelines:
+    """Return own batches, also (train, validation[, test]), as `Pipelines`, or load a source.
+
+    `arguments` are those of `load_dataset`. Raises a ValueError for an iterator, which can be read
+    only once.
+    """
+    if isinstance(source, Iterator):
+        raise ValueError(
+            "`source` must not be an iterator, which ends after one epoch. Received: "
+            f"{type(source).__name__}. Pass a `PyDataset`, a `DataLoader` or arrays, for example."
+        )
+    several = isinstance(source, (tuple, list)) and len(source) in (2, 3)
+    if is_batches(source) or (several and all(map(is_batches, source))):
+        train, validation, test, *_ = *(source if several else [source]), None, None
+        return data.Pipelines(train, validation, names_with(train), test=test)
+    if isinstance(source, (data.Dataset, data.Pipelines)):
+        return source
+    return data.load_dataset(source, **arguments)
+
+
+def is_batches(source: Any) -> bool:
+    """Return whether `source` yields batches, rather than being a source to load."""
+    if isinstance(source, keras.utils.PyDataset):
+        return True
+    others = (str, os.PathLike, tuple, list, dict, np.ndarray, data.Dataset, Iterator)
+    is_table = hasattr(source, "to_csv")  # A DataFrame, or a data set of Hugging Face.
+    return isinstance(source, Iterable) and not isinstance(source, others) and not is_table
+
+
+def names_with(batches: Any) -> tuple[str, ...] | None:
+    """Return the class names of batches that have them, as Keras's from directories do."""
+    names = getattr(batches, "class_names", None)
+    return None if names is None else tuple(map(str, names))
+
+
+def are_numbers(class_names: Sequence[str]) -> bool:
+    """Return whether the names are those of unnamed classes: "0", "1", ..."""
+    return list(class_names) == [str(i) for i in range(len(class_names))]
+
+
+def weighted(batches: Any) -> Any:
+    """Return evaluation batches of a data set in which what can't be decoded has weight 0."""
+    return batches.weighted() if isinstance(batches, EvaluationBatches) else batches
+
+
+def labels_of(batches: Any) -> np.ndarray:
+    """Return the labels of the first batch; with several heads, those of the class token."""
+    batch = first_of(batches)
+    if not isinstance(batch, (tuple, list)) or len(batch) not in (2, 3):
+        raise ValueError(
+            "`source` must have batches (images, labels) or (images, labels, weights). Received: "
+            f"{type(batch).__name__}{f' of {len(batch)}' if hasattr(batch, '__len__') else ''}."
+        )
+    if len(getattr(batch[0], "shape", ())) == 3:
+        raise ValueError(
+            "`source` must have images (batch, height, width, channels). Received: images "
+            f"{tuple(batch[0].shape)}, one by one. Call `.batch(batch_size)` on it."
+        )
+    return np.asarray(batch[1]["head"] if isinstance(batch[1], dict) else batch[1])
+
+
+def checked(batches: Any, task: Task) -> Any:
+    """Return batches whose labels all fit `task`; a ValueError if known ones do not.
+
+    Those of your own batches are checked as they come, each before its step.
+    """
+    split = getattr(batches, "split", None)
+    if split is not None:
+        task_of(task.outputs, split.labels)
+    elif hasattr(batches, "element_spec"):
+        return checked_dataset(batches, task.check)
+    elif hasattr(batches, "__len__"):
+        return BatchRange(batches, check=task.check)
+    return batches

@@ -272,5 +272,7 @@ def test_crop_ratio():
     model.preprocessing = before
     assert found["loss"] == expected["loss"]
     assert found["loss"] != kv.evaluate(model, (TRAIN, VALIDATION), "train")["loss"]
-    with pytest.raises(ValueError, match="`crop_ratio`"):
-        kv.evaluate(model, Batched(images, labels), crop_ratio=0.5)
+    batches = Batched(images, labels)
+    for own in (batches, (batches, batches), kv.data.Pipelines(batches)):
+        with pytest.raises(ValueError, match="`crop_ratio`"):
+            kv.evaluate(model, own, crop_ratio=0.5)

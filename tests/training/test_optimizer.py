@@ -5,15 +5,9 @@ from harness import FAMILIES, array, close, randomize
 from keras import ops
 
 from keras_vitx.training import Recipe
-from keras_vitx.training.optimizer import (
-    LayerwiseAdamW,
-    Muon,
-    ema_weights,
-    has_muon,
-    make_optimizer,
-    optimizer_of,
-    rate_factors,
-)
+from keras_vitx.training.optimizer import LayerwiseAdamW, Muon, has_muon
+from keras_vitx.training.prepare import make_optimizer, rate_factors
+from keras_vitx.training.run import ema_weights, optimizer_of
 
 # Not decayed, and not matrices of the blocks.
 MIXES = {"proj_l", "proj_w", "reatten_matrix", "conv_exp", "conv_pro", "fc"}

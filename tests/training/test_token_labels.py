@@ -11,7 +11,7 @@ from keras_vitx.data.augmentation.windows import Window
 from keras_vitx.layers import ClassToken, DenseHead, PatchEmbedding
 from keras_vitx.models import Chain
 from keras_vitx.training import SmoothedCrossentropy, TokenLabels
-from keras_vitx.training.token_labels import sample
+from keras_vitx.training.targets import sample
 
 pytestmark = pytest.mark.backend_free
 CLASSES = 3

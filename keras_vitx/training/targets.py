@@ -1,15 +1,205 @@
-"""Targets of patches: labels that follow the augmentation of their image, and MixToken."""
+"""Further targets in training: a teacher's predictions, labels of the patches, and MixToken."""
 
+import functools
+import logging
 import math
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import keras
 import numpy as np
 
 from keras_vitx.data.augmentation.mixing import Mixing
 from keras_vitx.data.augmentation.windows import Window
+from keras_vitx.data.images import normalize
+from keras_vitx.losses import PerHead, SmoothedCrossentropy, SoftDistillation
+from keras_vitx.outputs import ModelSpec, outputs_of
+from keras_vitx.preprocessing import ModelInput, Preprocessing
 from keras_vitx.training.batches import BatchTransform
+
+log = logging.getLogger(__name__)
+
+# Weight of the teacher in the loss, as in DeiT.
+WEIGHTS = {"hard": 0.5, "soft": 0.1}
+
+
+@dataclass(frozen=True)
+class Distillation:
+    r"""A teacher, and how a student learns from it.
+
+    With $w$ the `weight`, $z$ the outputs of the student, $y$ the label and $t$ the teacher's
+    outputs for the same augmented and mixed image, the loss is
+
+    $$(1 - w)\, \mathrm{CE}(z, y) + w\, \mathrm{CE}(z', \arg\max t) \quad \text{(hard)},
+    \qquad (1 - w)\, \mathrm{CE}(z, y) + w\, \tau^2\, \mathrm{KL}(t_\tau \,\|\, z'_\tau)
+    \quad \text{(soft)}.$$
+
+    Label smoothing applies to the first term only. A student with a distillation token has two
+    heads: $z$ is the output of the class token's, $z'$ that of the distillation token's (DeiT,
+    Section 3; CaiT, Table B.1; CB, Table 6). For other students $z' = z$ (CaiT's $\Upsilon$ models;
+    ConViT, Table 4).
+
+    ```python
+    distillation = Distillation(teacher)
+    loss = distillation.loss(model, SmoothedCrossentropy(0.1))
+    model.compile("adamw", loss, metrics=["accuracy"])
+    model.fit(distillation.batches(batches.train, model), validation_data=batches.validation)
+    ```
+
+    Accuracy, and the loss in evaluation, use the labels alone.
+
+    Args:
+        teacher: A Keras classifier that returns logits or probabilities of the student's classes.
+            Its attribute `preprocessing` is a `keras_vitx.Preprocessing` (as in models of this
+            package), or a function of float32 images `(batch, height, width, channels)` in 0..255,
+            such as `keras.applications.resnet.preprocess_input`. Images are resized to its input.
+        kind: `"hard"`, the teacher's most probable class, or `"soft"`, its probabilities.
+        temperature: $\tau$, above 0; for `"soft"` only.
+        weight: $w$, in [0, 1]; None is 0.5 for `"hard"` and 0.1 for `"soft"`.
+
+    Raises:
+        ValueError: if an argument is out of range.
+    """
+
+    teacher: keras.Model
+    kind: Literal["hard", "soft"] = "hard"
+    temperature: float = 3.0
+    weight: float | None = None
+
+    def __post_init__(self):
+        if not isinstance(self.teacher, keras.Model):
+            raise ValueError(f"`teacher` must be a Keras model. Received: {self.teacher!r}.")
+        if self.kind not in WEIGHTS:
+            raise ValueError(f"`kind` must be 'hard' or 'soft'. Received: {self.kind!r}.")
+        if not self.temperature > 0:
+            raise ValueError(f"`temperature` must be above 0. Received: {self.temperature!r}.")
+        if self.weight is None:
+            object.__setattr__(self, "weight", WEIGHTS[self.kind])
+        if not 0 <= self.weight <= 1:
+            raise ValueError(f"`weight` must be in [0, 1]. Received: {self.weight!r}.")
+
+    def loss(
+        self, student: keras.Model | ModelSpec, loss: keras.losses.Loss | None = None
+    ) -> PerHead:
+        """Return the training loss of `student`.
+
+        `loss` applies to the labels; None is the cross entropy without label smoothing.
+        """
+        name, from_logits = _label_name(student), ModelSpec.of(student).outputs.from_logits
+        hard = SmoothedCrossentropy(from_logits=from_logits)
+        soft = SoftDistillation(self.temperature, from_logits=from_logits)
+        return PerHead(
+            {"head": loss or hard, name: hard if self.kind == "hard" else soft},
+            {"head": 1 - self.weight, name: self.weight},
+        )
+
+    def batches(self, batches: Iterable, student: keras.Model | ModelSpec) -> BatchTransform:
+        """Return `batches` with the teacher's targets, as labels `{"head": ..., name: ...}`.
+
+        The name is `"head_dist"` for a student with a distillation token, else `"teacher"`. The
+        teacher predicts each batch on access, on the augmented and mixed images.
+
+        Args:
+            batches: Training batches `(images, labels)` or `(images, labels, weights)`,
+                preprocessed for the student: a `keras.utils.PyDataset`, or an iterable that can be
+                iterated repeatedly (a `tf.data.Dataset`, a PyTorch `DataLoader`).
+            student: The model to train.
+
+        Raises:
+            ValueError: if student and teacher differ in their classes or in the channels or aspect
+                ratio of their images, or one of them has no `preprocessing`.
+        """
+        student = ModelSpec.of(student)
+        classes, name = student.output_shape[-1], _label_name(student)
+        prepare = _preparation(ModelInput.of(student), self.teacher)
+
+        def predict(images):
+            return np.asarray(self.teacher.predict_on_batch(prepare(images)), "float32")
+
+        def transform(images, labels, index):
+            labels, found = (
+                labels if isinstance(labels, dict) else {"head": labels},
+                predict(images),
+            )
+            if self.kind == "soft":
+                found = keras.ops.convert_to_numpy(outputs.probabilities(found))
+            return images, {**labels, name: found if self.kind == "soft" else found.argmax(-1)}
+
+        shape = getattr(self.teacher, "output_shape", None)
+        if shape is None:  # A subclassed model.
+            shape = predict(np.zeros((1, *student.input_shape[1:]), "float32")).shape
+        if not isinstance(shape, tuple) or len(shape) != 2 or shape[1] != classes:
+            raise ValueError(
+                f"`teacher` must have one output (batch, {classes}), for the student's {classes} "
+                f"classes. Received: {shape}."
+            )
+        try:
+            outputs = outputs_of(self.teacher) if self.kind == "soft" else None
+        except ValueError as error:
+            raise ValueError(f"`teacher`: {error}") from error
+        if outputs and outputs.kind == "sigmoid":
+            raise ValueError("`teacher` must return logits or a softmax. Received: a sigmoid.")
+        return BatchTransform(batches, transform, elementwise=True)
+
+
+def _label_name(student: keras.Model | ModelSpec) -> str:
+    """Return the name of a student's targets: its distillation head, or `"teacher"`."""
+    student = ModelSpec.of(student)
+    if student.outputs is None or student.outputs.kind == "sigmoid":
+        raise ValueError(
+            "`student` must be a classifier that returns logits or a softmax. Received: "
+            f"{student.name}."
+        )
+    if not student.is_chain:
+        raise ValueError(
+            "`student` must accept several labels per image: a `Chain`, as from "
+            f"`keras_vitx.as_chain`. Received: {student.name}."
+        )
+    if "aux_head" in student.heads:
+        raise ValueError(
+            "`student` must have one classifier, or one each for the class and the "
+            f"distillation token. Received: the classifiers {', '.join(student.heads)}."
+        )
+    return "head_dist" if "head_dist" in student.heads else "teacher"
+
+
+def _preparation(inputs: ModelInput, teacher: keras.Model) -> Callable[[Any], Any]:
+    """Return the function from the student's input to the teacher's."""
+    preprocess = getattr(teacher, "preprocessing", None)
+    shape = getattr(teacher, "input_shape", (None,) * 4)  # A subclassed model has none.
+    if not isinstance(shape, tuple) or len(shape) != 4 or shape[3] not in (None, inputs.channels):
+        raise ValueError(
+            f"`teacher` must take images with the student's {inputs.channels} channels. Received: "
+            f"a model with inputs of shape {shape}."
+        )
+    size = tuple(n or default for n, default in zip(shape[1:3], inputs.size, strict=True))
+    if size[0] * inputs.size[1] != size[1] * inputs.size[0]:
+        raise ValueError(
+            "`teacher` must take images of the student's aspect ratio, (height, width) = "
+            f"{inputs.size}. Received: {size}."
+        )
+    if preprocess is None:
+        raise ValueError(
+            "`teacher` must have a `preprocessing`: a `keras_vitx.Preprocessing`, or a function of "
+            "images in 0..255 such as `keras.applications.resnet.preprocess_input`. Received: None."
+        )
+    if not callable(preprocess):
+        preprocessing = Preprocessing.of(preprocess).for_channels(inputs.channels)
+        preprocess = functools.partial(normalize, preprocessing=preprocessing)
+    if size != inputs.size:
+        log.info("Images are resized from %s to %s for the teacher.", inputs.size, size)
+
+    def prepare(images):
+        if size != inputs.size:
+            images = keras.ops.image.resize(
+                images, size, "bicubic", antialias=True, data_format="channels_last"
+            )
+        images = np.asarray(keras.ops.convert_to_numpy(images), "float32")
+        std, mean = np.float32(inputs.preprocessing.std), np.float32(inputs.preprocessing.mean)
+        return preprocess(255 * (images * std + mean))
+
+    return prepare
 
 
 class TokenLabels:
@@ -51,16 +241,16 @@ class TokenLabels:
     def __init__(
         self,
         labels: np.ndarray | tuple[np.ndarray, np.ndarray] | Mapping[str, Any],
-        model: keras.Model,
+        model: keras.Model | ModelSpec,
         from_logits: bool = False,
         relabel_size: int | None = None,
         relabel: bool = True,
     ):
-        steps = getattr(model, "layers", ())
-        if not steps or "aux_head" not in getattr(steps[-1], "names", ()):
+        spec = ModelSpec.of(model)
+        if "aux_head" not in spec.heads:
             raise ValueError(
                 "`model` must have a dense head, a classifier of the patches (dense_head=True). "
-                f"Received: {type(model).__name__} {model.name!r}."
+                f"Received: {spec.name}."
             )
         if relabel_size is not None and (not isinstance(relabel_size, int) or relabel_size < 1):
             raise ValueError(
@@ -68,7 +258,7 @@ class TokenLabels:
             )
         self.labels, self.from_logits, self.relabel_size = labels, from_logits, relabel_size
         self.relabel = relabel
-        self.grid, self.classes = model.grid, model.output_shape[-1]
+        self.grid, self.classes = spec.grid, spec.output_shape[-1]
         if not isinstance(labels, Mapping):
             _check_shapes(labels, 4, self.classes)
 
@@ -180,19 +370,23 @@ class MixToken(BatchTransform):
 
     elementwise = True
 
-    def __init__(self, batches: Iterable, model: keras.Model, alpha: float = 1.0, seed: int = 0):
+    def __init__(
+        self,
+        batches: Iterable,
+        model: keras.Model | ModelSpec,
+        alpha: float = 1.0,
+        seed: int = 0,
+    ):
         super().__init__(batches)
-        grids = [
-            step.new_grid for step in getattr(model, "layers", ()) if hasattr(step, "new_grid")
-        ]
-        if not grids:
+        spec = ModelSpec.of(model)
+        if spec.embedded_grid is None:
             raise ValueError(
                 "`model` must be a `Chain`: MixToken exchanges patches after the patch embedding. "
-                f"Received: {type(model).__name__} {model.name!r}."
+                f"Received: {spec.name}."
             )
         if not alpha > 0:
             raise ValueError(f"`alpha` must be above 0. Received: {alpha!r}.")
-        self.grid, self.alpha, self.seed = tuple(grids[0]), alpha, seed
+        self.grid, self.alpha, self.seed = spec.embedded_grid, alpha, seed
 
     def transform(self, images, labels, index):
         # The 1 makes the boxes independent of the augmentation of the same batch.
