@@ -40,6 +40,13 @@ def test_the_accuracies_are_those_that_the_files_of_the_weights_record():
     assert stated == {one.constructor: one.top1 for one in shipped}
 
 
+@pytest.mark.parametrize(
+    "extra, needs_it", [("onnx", "photos.onnx"), ("export", 'kv.export(model, "exported"')]
+)
+def test_the_extra_of_a_command_is_installed_before_it(extra, needs_it):
+    assert 0 < README.find(f'pip install ".[{extra}]"') < README.find(needs_it)
+
+
 def test_it_is_short_and_counts_the_checkpoints():
     assert len(README.splitlines()) <= 130
     assert f"the {len(checkpoints_of(None))} known checkpoints" in README
