@@ -1,8 +1,20 @@
 """Every example runs, on a few images."""
 
+import base64
+import http.server
+import json
 import os
+import re
+import runpy
+import shutil
 import subprocess
 import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from importlib.util import find_spec
 
 import keras
@@ -18,6 +30,10 @@ from keras_vitx.export import FORMATS
 LONG = {"refined_bert": 300}
 """tests/examples runs it."""
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+HAVE_TESTS = {"predict_with_ray", "exported", "demo", "serve_fastapi", "tensorflow_serving", *LONG}
+"""They need arguments or clients, and have tests of their own."""
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
+WEB = ROOT / "build" / "npm" / "onnxruntime-web" / "dist"
 
 
 @pytest.mark.backend_free
@@ -31,7 +47,7 @@ def test_examples_are_short():
 @pytest.mark.backend_free
 @pytest.mark.parametrize(
     "path",
-    [p for p in EXAMPLES if p.stem not in ("predict_with_ray", "exported", "demo", *LONG)],
+    [path for path in EXAMPLES if path.stem not in HAVE_TESTS],
     ids=lambda path: path.stem,
 )
 def test_example(path, tmp_path, monkeypatch, capsys):
@@ -81,6 +97,23 @@ def test_prediction_on_two_workers(tmp_path):
         assert np.allclose(row["features"], features, atol=1e-4)
 
 
+def small_model():
+    """Return a classifier of images of 24 x 32 pixels, cut from the middle, with four names."""
+    keras.utils.set_random_seed(0)
+    model = kv.ViT(16, 1, 2, patch_size=8, input_shape=(24, 32, 3), classes=4)
+    model.class_names = ("cat", "dog", "fish", "owl")
+    model.preprocessing = model.preprocessing.replace(crop_ratio=1.0)
+    for weight in model.weights:
+        weight.assign(weight + np.random.normal(0, 0.3, weight.shape).astype("float32"))
+    return model
+
+
+def photograph(path, size=(40, 50)):
+    """Write smooth noise, which JPEG keeps."""
+    Image.fromarray(np.random.randint(0, 256, (4, 5, 3), "uint8")).resize(size[::-1]).save(path)
+    return path
+
+
 @pytest.mark.parametrize("format", FORMATS.values(), ids=list(FORMATS))
 def test_exported(format, tmp_path, monkeypatch, capsys):
     """The example prints the model's classes, for each format that this backend writes."""
@@ -88,15 +121,9 @@ def test_exported(format, tmp_path, monkeypatch, capsys):
         pytest.skip(f"{format.backend} writes it")
     for package in format.needs:
         pytest.importorskip(package)
-    keras.utils.set_random_seed(0)
-    model = kv.ViT(16, 1, 2, patch_size=8, input_shape=(24, 32, 3), classes=4)
-    model.class_names = ("cat", "dog", "fish", "owl")
-    model.preprocessing = model.preprocessing.replace(crop_ratio=1.0)
-    for weight in model.weights:
-        weight.assign(weight + np.random.normal(0, 0.3, weight.shape).astype("float32"))
+    model = small_model()
     monkeypatch.chdir(tmp_path)
-    photograph = Image.fromarray(np.random.randint(0, 256, (24, 32, 3), "uint8"))
-    photograph.save("photograph.png")
+    photograph("photograph.png", (24, 32))
     file = f"model{format.suffix}"
     kv.export(model, file, format.name, preprocessing=True, verify=False, verbose=False)
     capsys.readouterr()
@@ -107,3 +134,118 @@ def test_exported(format, tmp_path, monkeypatch, capsys):
     assert [line.split() for line in printed.splitlines()] == [
         [name, f"{probability:.1%}"] for _, name, probability in best
     ]
+
+
+@pytest.fixture
+def serve():
+    """Run HTTP servers in threads until the test ends."""
+    servers = []
+
+    def serve(server):
+        servers.append(server)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        return f"localhost:{server.server_port}"
+
+    yield serve
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+def test_fastapi(tmp_path):
+    """Eight clients at once get what one thread gets; what is no image is their error."""
+    for package in ("fastapi", "python_multipart"):
+        pytest.importorskip(package)
+    uvicorn = pytest.importorskip("uvicorn")
+    predictor = kv.predictor(small_model(), batch_sizes=(1,))
+    files = [photograph(tmp_path / f"{i}.jpg", (40, 30 + i)) for i in range(8)]
+    expected = [
+        [{"class": name, "probability": p} for _, name, p in predictor(file, top=3)[0]]
+        for file in files
+    ]
+    app = runpy.run_path(str(ROOT / "examples" / "serve_fastapi.py"))["server"](predictor)
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+
+    def upload(content):
+        head = b'--x\r\nContent-Disposition: form-data; name="photograph"; filename="f"\r\n\r\n'
+        body = head + content + b"\r\n--x--\r\n"
+        type = {"Content-Type": "multipart/form-data; boundary=x"}
+        with urllib.request.urlopen(urllib.request.Request(url, body, type), timeout=60) as answer:
+            return json.load(answer)["classes"]
+
+    try:
+        while not server.started:
+            time.sleep(0.01)
+        url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}/classify?top=3"
+        with ThreadPoolExecutor(8) as pool:
+            found = list(pool.map(upload, [file.read_bytes() for file in files] * 4))
+        with pytest.raises(urllib.error.HTTPError, match="422"):
+            upload(b"no image")
+    finally:
+        server.should_exit = True
+        thread.join()
+    assert found == expected * 4
+
+
+@pytest.mark.skipif(BACKEND != "tensorflow", reason="TensorFlow writes it")
+def test_tensorflow_serving(tmp_path, serve):
+    """The newest version answers as TensorFlow Serving does, with the model's probabilities."""
+    model = small_model()
+    directory = tmp_path / "photos"
+    (directory / "9").mkdir(parents=True)
+    kv.export(model, directory / "10", serving=3, verify=False, verbose=False)
+    files = [photograph(tmp_path / name) for name in ("a.jpg", "b.png")]
+    example = runpy.run_path(str(ROOT / "examples" / "tensorflow_serving.py"))
+    url = f"{serve(example['server'](directory, port=0))}/v1/models/photos"
+    for row, best in zip(
+        example["classify"](url, files), kv.predictor(model)(files, top=3), strict=True
+    ):
+        assert row["classes"] == [name for _, name, _ in best]
+        assert np.allclose(row["probabilities"], [p for *_, p in best], atol=1e-5)
+
+    def post(body):
+        with urllib.request.urlopen(f"http://{url}:predict", json.dumps(body).encode()) as answer:
+            return json.load(answer)["predictions"]
+
+    pixels = np.stack([np.asarray(Image.open(file)) for file in files])
+    rows = post({"signature_name": "serve", "instances": pixels.tolist()})
+    live = model.predict(kv.preprocess_input(files, model), verbose=0)
+    assert np.allclose(rows, live, atol=1e-5)
+    with pytest.raises(urllib.error.HTTPError, match="400") as raised:
+        post({"instances": [{"b64": base64.b64encode(b"no image").decode()}]})
+    assert "error" in json.load(raised.value)
+
+
+@pytest.mark.skipif(BACKEND != "torch", reason="PyTorch writes ONNX")
+@pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
+@pytest.mark.skipif(not WEB.exists(), reason="ONNX Runtime Web is missing: make build/npm")
+def test_browser(tmp_path, serve):
+    """The page shows the model's probabilities of a photograph."""
+    pytest.importorskip("onnxscript")
+    model, site = small_model(), tmp_path / "site"
+    shutil.copytree(ROOT / "examples" / "browser", site)
+    for name in ("ort.wasm.min.js", *map("ort-wasm-simd-threaded.{}".format, ("mjs", "wasm"))):
+        shutil.copy(WEB / name, site)
+    kv.export(model, site / "model.onnx", preprocessing=True, verify=False, verbose=False)
+    file = photograph(site / "photograph.png")
+    handler = partial(http.server.SimpleHTTPRequestHandler, directory=site)
+    host = serve(http.server.ThreadingHTTPServer(("localhost", 0), handler))
+    dumped = subprocess.run(
+        [
+            *(CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu"),
+            *(f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=60000"),
+            *("--dump-dom", f"http://{host}/index.html?photograph=photograph.png"),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    ).stdout
+    rows = re.findall(r'<td>(\w+)</td><td title="([\d.e-]+)">([\d.]+ %)</td>', dumped)
+    ((*best,),) = kv.predictor(model)(file)
+    assert [(name, shown) for name, _, shown in rows] == [
+        (name, f"{100 * probability:.1f} %") for _, name, probability in best
+    ]
+    assert np.allclose([float(row[1]) for row in rows], [p for *_, p in best], atol=1e-5)

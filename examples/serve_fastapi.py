@@ -1,0 +1,49 @@
+"""Classify uploaded photographs over HTTP: FastAPI around a predictor that threads share.
+
+    pip install fastapi uvicorn python-multipart
+    python examples/serve_fastapi.py [FILE]
+    curl -F photograph=@cat.jpg "localhost:8000/classify?top=3"
+
+FILE is an export with preprocessing inside; without it, the server runs CaiT_Mini. The answer is
+`{"classes": [{"class": "cat", "probability": 0.889}, ...]}`. FastAPI calls `classify` in a pool of
+threads, because it is not a coroutine.
+"""
+
+import sys
+from typing import Annotated
+
+import uvicorn
+from fastapi import FastAPI, HTTPException, Query, UploadFile
+from PIL import Image
+
+import keras_vitx as kv
+
+LARGEST = 20_000_000
+"""Bytes of an upload."""
+FORMATS = ("JPEG", "PNG", "WEBP")
+
+
+def server(predictor):
+    """Return the application, with one predictor for all requests."""
+    app = FastAPI()
+
+    @app.post("/classify")
+    def classify(photograph: UploadFile, top: Annotated[int, Query(ge=1)] = 5):
+        if photograph.size > LARGEST:
+            raise HTTPException(413, f"At most {LARGEST:,} bytes. Received: {photograph.size:,}.")
+        try:
+            # A photograph of more pixels than Pillow's limit is refused before it is decoded.
+            image = Image.open(photograph.file, formats=FORMATS)
+            (best,) = predictor(image, top)
+        except (OSError, Image.DecompressionBombError) as error:
+            raise HTTPException(422, f"The photograph can't be decoded: {error}") from error
+        return {"classes": [{"class": name, "probability": p} for _, name, p in best]}
+
+    return app
+
+
+if __name__ == "__main__":
+    model = sys.argv[1] if len(sys.argv) > 1 else kv.CaiT_Mini(weights="cifar10")
+    predictor = kv.predictor(model, batch_sizes=(1,))
+    predictor(Image.new("RGB", (64, 64)))  # Compiles the model before the first request.
+    uvicorn.run(server(predictor), port=8000)
