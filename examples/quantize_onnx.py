@@ -2,10 +2,11 @@
 
     python examples/quantize_onnx.py [SOURCE]
 
-Dynamic: the ranges of activations are measured for each image. Static: they are fixed, here on
-photographs. `reduce_range` gives weights seven bits: x86 without VNNI adds pairs of int8 products
-in 16 bits, which eight bits overflow. With labeled test images, such as cifar10.npz, the accuracy
-is measured; without a SOURCE, the agreement with float32 on windows of scikit-image's photographs.
+Dynamic: the ranges of activations are measured for each batch, so that the images of a batch
+change each other's outputs. Static: they are fixed, here on photographs. `reduce_range` gives
+weights seven bits: x86 without VNNI adds pairs of int8 products in 16 bits, which eight bits
+overflow. With labeled test images, such as cifar10.npz, the accuracy is measured; without a
+SOURCE, the agreement with float32 on windows of scikit-image's photographs.
 """
 
 import sys
@@ -26,10 +27,8 @@ OPTIONS = {"per_channel": True, "reduce_range": True, "op_types_to_quantize": ["
 
 def windows(count, seed):
     """Return square windows of photographs, a quarter to the whole of their shorter side."""
-    directory, random = (
-        Path(find_spec("skimage").origin).parent / "data",
-        np.random.default_rng(seed),
-    )
+    directory = Path(find_spec("skimage").origin).parent / "data"
+    random = np.random.default_rng(seed)
     photographs, found = [Image.open(directory / name).convert("RGB") for name in PHOTOGRAPHS], []
     for index in range(count):
         photograph = photographs[index % len(photographs)]
@@ -49,28 +48,33 @@ class Calibration(quantization.CalibrationDataReader):
         return next(self.feeds, None)
 
 
-def classes_of(file):
-    """Return the most probable class of each test image."""
-    (probabilities,) = onnxruntime.InferenceSession(file).run(None, {"images": test})
-    return probabilities.argmax(axis=-1)
+def quantize(file, calibration):
+    """Write a file with dynamic ranges, and one with ranges fixed on images, beside `file`."""
+    dynamic, static = (file.with_name(f"{file.stem}_{kind}.onnx") for kind in ("dynamic", "static"))
+    quantization.quantize_dynamic(file, dynamic, **OPTIONS)
+    quantization.quantize_static(file, static, Calibration(calibration), **OPTIONS)
+    return dynamic, static
 
 
-model = kv.ConViT_Mini(weights="cifar10")
-kv.export(model, "float32.onnx", overwrite=True)
-if len(sys.argv) > 1:
-    source = kv.data.load_dataset(sys.argv[1])
-    calibration, test, labels = source.train.images, source.test.images, source.test.labels[:TEST]
-else:
-    calibration, test, labels = windows(CALIBRATION, 0), windows(TEST, 1), None
-calibration, test = (
-    kv.preprocess_input([images[index] for index in range(min(count, len(images)))], model)
-    for images, count in ((calibration, CALIBRATION), (test, TEST))
-)
-quantization.quantize_dynamic("float32.onnx", "dynamic.onnx", **OPTIONS)
-quantization.quantize_static("float32.onnx", "static.onnx", Calibration(calibration), **OPTIONS)
-expected = classes_of("float32.onnx") if labels is None else labels
-measure = "agreement with float32" if labels is None else "accuracy"
-for name in ("float32", "dynamic", "static"):
-    path = Path(f"{name}.onnx")
-    correct = np.mean(classes_of(path) == expected)
-    print(f"{name:8} {path.stat().st_size / 1e6:5.2f} MB  {measure} {correct:6.1%}")
+def classes_of(file, images):
+    """Return the most probable class of each image, one at a time, as a server does."""
+    session = onnxruntime.InferenceSession(file)
+    return np.array([session.run(None, {"images": image[None]})[0].argmax() for image in images])
+
+
+if __name__ == "__main__":
+    model, file = kv.ConViT_Mini(weights="cifar10"), Path("float32.onnx")
+    kv.export(model, file, overwrite=True)
+    if len(sys.argv) > 1:
+        source = kv.data.load_dataset(sys.argv[1])
+        calibration, test = source.train.images[:CALIBRATION], source.test.images[:TEST]
+        expected, measure = source.test.labels[:TEST], "accuracy"
+    else:
+        calibration, test = windows(CALIBRATION, 0), windows(TEST, 1)
+        expected, measure = None, "agreement with float32"
+    calibration, test = (kv.preprocess_input([*each], model) for each in (calibration, test))
+    for path in (file, *quantize(file, calibration)):
+        found = classes_of(path, test)
+        expected = found if expected is None else expected
+        size, correct = path.stat().st_size / 1e6, np.mean(found == expected)
+        print(f"{path.stem:16} {size:5.2f} MB  {measure} {correct:6.1%}")
