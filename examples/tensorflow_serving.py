@@ -31,10 +31,11 @@ def predict(model, request):
 
     signature = model.signatures[request.get("signature_name", "serving_default")]
     ((name, spec),) = signature.structured_input_signature[1].items()
-    values = [
-        base64.b64decode(value["b64"]) if isinstance(value, dict) else value
-        for value in request["instances"]
-    ]
+    values = []
+    for value in request["instances"]:
+        # The name of the input may be left out, as it is the only one.
+        value = value.get(name, value) if isinstance(value, dict) else value
+        values.append(base64.b64decode(value["b64"]) if isinstance(value, dict) else value)
     outputs = signature(**{name: tf.constant(values, spec.dtype)})
     texts = {key: output.numpy().tolist() for key, output in outputs.items()}
     rows = [dict(zip(texts, row, strict=True)) for row in zip(*texts.values(), strict=True)]

@@ -213,6 +213,8 @@ def test_tensorflow_serving(tmp_path, serve):
     rows = post({"signature_name": "serve", "instances": pixels.tolist()})
     live = model.predict(kv.preprocess_input(files, model), verbose=0)
     assert np.allclose(rows, live, atol=1e-5)
+    encoded = {"b64": base64.b64encode(files[0].read_bytes()).decode()}
+    assert post({"instances": [encoded]}) == post({"instances": [{"image_bytes": encoded}]})
     with pytest.raises(urllib.error.HTTPError, match="400") as raised:
         post({"instances": [{"b64": base64.b64encode(b"no image").decode()}]})
     assert "error" in json.load(raised.value)
