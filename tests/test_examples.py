@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 from examples_runner import run
 from harness import BACKEND, ROOT
-from PIL import Image
+from PIL import ExifTags, Image
 
 import keras_vitx as kv
 from keras_vitx.export import FORMATS
@@ -224,21 +224,24 @@ def test_tensorflow_serving(tmp_path, serve):
 @pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
 @pytest.mark.skipif(not WEB.exists(), reason="ONNX Runtime Web is missing: make build/npm")
 def test_browser(tmp_path, serve):
-    """The page shows the model's probabilities of a photograph."""
+    """The page shows the model's probabilities of a photograph that was taken upright."""
     pytest.importorskip("onnxscript")
     model, site = small_model(), tmp_path / "site"
     shutil.copytree(ROOT / "examples" / "browser", site)
     for name in ("ort.wasm.min.js", *map("ort-wasm-simd-threaded.{}".format, ("mjs", "wasm"))):
         shutil.copy(WEB / name, site)
     kv.export(model, site / "model.onnx", preprocessing=True, verify=False, verbose=False)
-    file = photograph(site / "photograph.png")
+    file = photograph(site / "photograph.jpg")
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6
+    Image.open(file).save(file, exif=exif)
     handler = partial(http.server.SimpleHTTPRequestHandler, directory=site)
     host = serve(http.server.ThreadingHTTPServer(("localhost", 0), handler))
     dumped = subprocess.run(
         [
             *(CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu"),
             *(f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=60000"),
-            *("--dump-dom", f"http://{host}/index.html?photograph=photograph.png"),
+            *("--dump-dom", f"http://{host}/index.html?photograph=photograph.jpg"),
         ],
         capture_output=True,
         text=True,
