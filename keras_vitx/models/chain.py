@@ -17,6 +17,7 @@ from keras_vitx.layers.base import (
     to_python,
 )
 from keras_vitx.layers.heads import MultiHead
+from keras_vitx.layers.preprocessing import ImagePreprocessing
 from keras_vitx.models import depth
 from keras_vitx.models.multi_head import MultiHeadTraining
 from keras_vitx.positions import Grid, resample
@@ -65,7 +66,9 @@ class ImageModel(keras.Model):
         # Each layer casts its own inputs and variables.
         self.autocast = False
         self.family = family
-        self.preprocessing = preprocessing
+        self._preprocessing = None
+        if preprocessing is not None:
+            self.preprocessing = preprocessing
         self.class_names = class_names
         self.scan = scan
         self.remat = remat
@@ -73,12 +76,31 @@ class ImageModel(keras.Model):
 
     @property
     def preprocessing(self) -> Preprocessing | None:
-        """Preprocessing of the images; an assigned dictionary is converted to a `Preprocessing`."""
-        return self._preprocessing
+        """Preprocessing of the images; an assigned dictionary is converted to a `Preprocessing`.
+
+        A model that begins with `ImagePreprocessing` takes pixels, and what is assigned is that of
+        the network behind it: the layer takes over `mean` and `std`.
+        """
+        first = self._first_layer()
+        return first.preprocessing if _normalizes(first) else self._preprocessing
 
     @preprocessing.setter
     def preprocessing(self, value: Preprocessing | dict[str, Any] | None):
         self._preprocessing = None if value is None else Preprocessing.of(value)
+        first = self._first_layer()
+        if first is not None and not (value is None and _normalizes(first)):
+            # A model that is cut from this one, or a clone, has only the layer.
+            first.preprocessing = self._preprocessing
+
+    @property
+    def network_preprocessing(self) -> Preprocessing | None:
+        """Preprocessing of the images behind an `ImagePreprocessing` with which the model begins."""
+        first = self._first_layer()
+        return first.preprocessing_of_outputs if _normalizes(first) else self._preprocessing
+
+    def _first_layer(self) -> keras.layers.Layer | None:
+        _, *layers = self.operations
+        return layers[0] if layers else None
 
     @property
     def class_names(self) -> tuple[str, ...] | None:
@@ -129,7 +151,7 @@ class ImageModel(keras.Model):
 
     def get_config(self) -> dict[str, Any]:
         """Return the config from which `from_config` makes an equal model with new weights."""
-        images = self.inputs[0]
+        images, preprocessing = self.inputs[0], self.network_preprocessing
         threshold = {} if self.threshold is None else {"threshold": self.threshold}
         return threshold | {
             "name": self.name,
@@ -143,7 +165,7 @@ class ImageModel(keras.Model):
                 "dtype": keras.backend.standardize_dtype(images.dtype),
             },
             "family": self.family,
-            "preprocessing": self.preprocessing and self.preprocessing.to_dict(),
+            "preprocessing": preprocessing and preprocessing.to_dict(),
             "class_names": self.class_names and list(self.class_names),
             "scan": self.scan,
             "remat": self.remat,
@@ -295,6 +317,8 @@ class Chain(MultiHeadTraining, ImageModel):
         config = self.get_config()
         x, grid = keras.Input(shape, dtype=self.inputs[0].dtype), None
         for index, described in enumerate(config["layers"]):
+            if _normalizes(self.layers[index]) and self.layers[index].size == self.input_shape[1:3]:
+                described["config"]["size"] = shape[:2]
             config["layers"][index] = _with_grid(described, grid)
             layer = keras.saving.deserialize_keras_object(config["layers"][index])
             _tell_grid(layer, grid, x)
@@ -322,6 +346,10 @@ class Chain(MultiHeadTraining, ImageModel):
     def get_config(self) -> dict[str, Any]:
         """Return the config from which `from_config` makes an equal model with new weights."""
         return {**super().get_config(), "layers": serialize(self.layers)}
+
+
+def _normalizes(layer: keras.layers.Layer | None) -> bool:
+    return isinstance(layer, ImagePreprocessing)
 
 
 def grid_after(layer: keras.layers.Layer, grid: Grid | None) -> Grid | None:
