@@ -31,8 +31,8 @@ class Preprocessing:
     Attributes:
         mean: Mean per channel, for pixel values in 0..1.
         std: Standard deviation per channel, for pixel values in 0..1.
-        crop_ratio: Fraction of the resized image's shorter side that is kept. Above 1,
-            the image is padded with black pixels.
+        crop_ratio: Fraction of the resized image's shorter side that is kept, at least 0.1.
+            Above 1, the image is padded with black pixels.
         interpolation: Resampling filter of the resize, one of `INTERPOLATIONS`.
 
     Raises:
@@ -63,8 +63,9 @@ class Preprocessing:
             )
         if min(self.std) <= 0:
             raise ValueError(f"`std` must be positive. Received: {self.std}.")
-        if not isinstance(self.crop_ratio, Real) or not 0 < self.crop_ratio < math.inf:
-            raise ValueError(f"`crop_ratio` must be above 0. Received: {self.crop_ratio!r}.")
+        # An image is resized to `size / crop_ratio`: a file must not ask for any amount of memory.
+        if not isinstance(self.crop_ratio, Real) or not 0.1 <= self.crop_ratio < math.inf:
+            raise ValueError(f"`crop_ratio` must be at least 0.1. Received: {self.crop_ratio!r}.")
         object.__setattr__(self, "crop_ratio", float(self.crop_ratio))
         if self.interpolation not in INTERPOLATIONS:
             hint = nearest(self.interpolation, INTERPOLATIONS)
@@ -155,6 +156,8 @@ class ModelInput:
         With `any_size`, height and width may be None. Raises a ValueError if sizes or preprocessing
         are unknown, or the numbers of channels differ.
         """
+        if isinstance(model, cls):
+            return model
         shape = getattr(model, "input_shape", None)
         is_shape = isinstance(shape, tuple) and len(shape) == 4
         if not is_shape or None in (shape[-1:] if any_size else shape[1:]):
@@ -162,10 +165,14 @@ class ModelInput:
                 "`model` must have an input of shape (None, height, width, channels). Received: "
                 f"{shape}."
             )
-        preprocessing = getattr(model, "preprocessing", None)
-        preprocessing = (
-            taken_by(model) if preprocessing is None else Preprocessing.of(preprocessing)
-        )
+        stated = getattr(model, "preprocessing", None)
+        preprocessing = taken_by(model) if stated is None else Preprocessing.of(stated)
+        normalizes = any(hasattr(each, "takes_pixels") for each in getattr(model, "layers", ()))
+        if normalizes and not preprocessing.takes_pixels:
+            raise ValueError(
+                "`model.preprocessing` must be None or `Preprocessing.pixels()` for a model with "
+                f"`ImagePreprocessing` inside. Received: {preprocessing}."
+            )
         if len(preprocessing.mean) != shape[-1]:
             raise ValueError(
                 f"`model` must have a mean and a std for each of {shape[-1]} channels. Received: "
