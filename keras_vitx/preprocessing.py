@@ -129,6 +129,21 @@ MAX_VALUES = 1 << 25
 """Values (pixels times channels) that an image may be resized to, whatever a file claims."""
 
 
+def scaled_size(xp, image_size, size, crop_ratio):
+    """Return the height and width, in float64, to which an image is resized before the crop.
+
+    `xp` is NumPy for numbers, `keras.ops` for tensors; `size` is that of the crop.
+    """
+    height, width = image_size
+    target_height, target_width = (math.floor(side / crop_ratio) for side in size)
+    # timm rounds down for a square crop, and to the nearest integer otherwise.
+    if target_height == target_width:
+        shorter = xp.minimum(height, width)
+        return target_height * height // shorter, target_width * width // shorter
+    ratio = xp.minimum(height / target_height, width / target_width)
+    return xp.round(height / ratio), xp.round(width / ratio)
+
+
 @dataclass(frozen=True)
 class ModelInput:
     """The images that a model takes, which can stand in for it wherever images are prepared.
@@ -204,10 +219,10 @@ def taken_by(model: Any) -> Preprocessing:
     channels = model.input_shape[-1]
     if any(tensor.dtype == "uint8" for tensor in getattr(model, "inputs", ())):
         return Preprocessing.pixels(channels)
-    readers = dict(_readers(model, channels))
-    if len(set(readers.values())) == 1 and None not in readers.values():
-        return next(iter(readers.values()))
-    known = ", ".join(f"{name!r} ({each or 'not known'})" for name, each in readers.items())
+    readers = list(_readers(model, channels))
+    if len(stated := {each for _, each in readers}) == 1 and None not in stated:
+        return stated.pop()
+    known = ", ".join(f"{name!r} ({each or 'not known'})" for name, each in readers)
     raise ValueError(
         "`model` must state which images it takes: `model.preprocessing = keras_vitx.Preprocessing("
         f"mean, std)`, `keras_vitx.Preprocessing.pixels({channels})` for pixels in 0..255, or that "
@@ -224,27 +239,19 @@ def _readers(model, channels):
     for layer, inputs, outputs in calls(model) or ():
         if inputs and reached.isdisjoint(inputs):
             continue
-        found = [] if not inputs or _keeps_range(layer) else _taken_by_layer(layer, channels)
+        stated, found, name = getattr(layer, "preprocessing", None), [], type(layer).__name__
+        is_keras = type(layer).__module__.startswith("keras.")
+        if stated is not None:
+            found = [(layer.name, Preprocessing.of(stated))]
+        elif _scales_pixels(layer):
+            found = [(layer.name, Preprocessing.pixels(channels))]
+        elif calls(layer) is not None:
+            found = list(_readers(layer, channels))
+        elif inputs and not (is_keras and (name in KEEP_RANGE or name.startswith("Random"))):
+            found = [(layer.name, None)]
         yield from found
         if not found:
             reached |= outputs
-
-
-def _taken_by_layer(layer, channels):
-    """Return the pairs of `_readers` for a layer; none if it only augments the images."""
-    from keras_vitx.keras_internals import calls
-
-    if (stated := getattr(layer, "preprocessing", None)) is not None:
-        return [(layer.name, Preprocessing.of(stated))]
-    if _scales_pixels(layer):
-        return [(layer.name, Preprocessing.pixels(channels))]
-    return [(layer.name, None)] if calls(layer) is None else list(_readers(layer, channels))
-
-
-def _keeps_range(layer):
-    """Return whether a layer of Keras leaves the range of pixels as it is, outside training."""
-    name, is_keras = type(layer).__name__, type(layer).__module__.startswith("keras.")
-    return is_keras and (name in KEEP_RANGE or name.startswith("Random"))
 
 
 def _scales_pixels(layer):

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
-from keras_vitx.preprocessing import MAX_VALUES, ModelInput, Preprocessing
+from keras_vitx.preprocessing import MAX_VALUES, ModelInput, Preprocessing, scaled_size
 
 LONG = 128
 """Images longer than this many crops are cut before resizing; others match timm's exactly."""
@@ -312,7 +312,8 @@ def resize_and_crop(
     limits = [math.ceil(long * target * scale * max(crop_ratio, 1)) for target in size]
     top, left = (max(n - limit, 0) // 2 for n, limit in zip(image.shape, limits, strict=False))
     image = image[top : len(image) - top, left : image.shape[1] - left]
-    scaled = _scaled_size(image.shape[:2], size, crop_ratio)
+    scaled = scaled_size(np, np.float64(image.shape[:2]), size, crop_ratio)
+    scaled = tuple(map(int, scaled))
     if math.prod((*scaled, channels)) > 2 * MAX_VALUES:
         raise ValueError(
             f"`size` and `crop_ratio` must resize images to at most {2 * MAX_VALUES:,} values. "
@@ -324,19 +325,6 @@ def resize_and_crop(
         image = np.pad(image, [(width // 2, width - width // 2) for width in border] + [(0, 0)])
     top, left = (round((a - b) / 2) for a, b in zip(image.shape, size, strict=False))
     return image[top : top + size[0], left : left + size[1]]
-
-
-def _scaled_size(
-    image_size: tuple[int, int], size: tuple[int, int], crop_ratio: float
-) -> tuple[int, int]:
-    """Return the size to which an image is resized before the crop."""
-    height, width = image_size
-    target_height, target_width = (math.floor(side / crop_ratio) for side in size)
-    if target_height == target_width:
-        shorter = min(height, width)
-        return int(target_height * height / shorter), int(target_height * width / shorter)
-    ratio = min(height / target_height, width / target_width)
-    return round(height / ratio), round(width / ratio)
 
 
 def resize(image: np.ndarray, size: tuple[int, int], resample: Image.Resampling) -> np.ndarray:

@@ -3,7 +3,7 @@
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -85,10 +85,6 @@ class Predictor:
                 outputs.append(self._run(padded)[: len(chunk)])
             self._compiled_shapes.add(padded.shape)
         return np.concatenate(outputs)
-
-    def batches(self, paths: Sequence[Path], batch_size: int) -> Iterator[data.FileBatch]:
-        """Return batches of image files, decoded and preprocessed for `probabilities`."""
-        return data.batches_of_files(paths, self.input, batch_size)
 
 
 def predictor(

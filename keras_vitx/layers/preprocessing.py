@@ -1,6 +1,5 @@
 """Preprocessing inside a model, so that it is exported with it."""
 
-import math
 from collections.abc import Sequence
 from numbers import Integral
 from typing import Any
@@ -10,7 +9,7 @@ import numpy as np
 from keras import ops
 
 from keras_vitx.layers.base import Layer, check_one_of, register
-from keras_vitx.preprocessing import ModelInput, Preprocessing
+from keras_vitx.preprocessing import ModelInput, Preprocessing, scaled_size
 
 
 def _bicubic(xp, x):
@@ -100,7 +99,8 @@ class ImagePreprocessing(Layer):
         return self._before
 
     @preprocessing.setter
-    def preprocessing(self, value: Preprocessing) -> None:
+    def preprocessing(self, value: Preprocessing | None) -> None:
+        value = value or Preprocessing.pixels(len(self.mean))
         if not value.takes_pixels:
             self.mean, self.std = value.mean, value.std
             ratio, filter = value.crop_ratio / self.crop_ratio, value.interpolation
@@ -194,21 +194,6 @@ def _are_equal(sides, others):
         return all(bool(side == other) for side, other in zip(sides, others, strict=True))
     except Exception:  # JAX can't decide what a symbol equals.
         return False
-
-
-def scaled_size(xp, image_size, size, crop_ratio):
-    """Return the height and width, in float64, to which an image is resized before the crop.
-
-    `xp` is NumPy for numbers, `keras.ops` for tensors; `size` is that of the crop.
-    """
-    height, width = image_size
-    target_height, target_width = (math.floor(side / crop_ratio) for side in size)
-    # timm rounds down for a square crop, and to the nearest integer otherwise.
-    if target_height == target_width:
-        shorter = xp.minimum(height, width)
-        return target_height * height // shorter, target_width * width // shorter
-    ratio = xp.minimum(height / target_height, width / target_width)
-    return xp.round(height / ratio), xp.round(width / ratio)
 
 
 def _weights(xp, side, pixels, count, scaled, target, kernel):

@@ -81,26 +81,21 @@ class ImageModel(keras.Model):
         A model that begins with `ImagePreprocessing` takes pixels, and what is assigned is that of
         the network behind it: the layer takes over `mean` and `std`.
         """
-        first = self._first_layer()
-        return first.preprocessing if _normalizes(first) else self._preprocessing
+        prepares = _prepares(self)
+        return prepares.preprocessing if prepares else self._preprocessing
 
     @preprocessing.setter
     def preprocessing(self, value: Preprocessing | dict[str, Any] | None):
         self._preprocessing = None if value is None else Preprocessing.of(value)
-        first = self._first_layer()
-        if first is not None and not (value is None and _normalizes(first)):
+        for first in self.operations[1:2]:
             # A model that is cut from this one, or a clone, has only the layer.
             first.preprocessing = self._preprocessing
 
     @property
     def network_preprocessing(self) -> Preprocessing | None:
         """Preprocessing of the images behind an `ImagePreprocessing` with which the model begins."""
-        first = self._first_layer()
-        return first.preprocessing_of_outputs if _normalizes(first) else self._preprocessing
-
-    def _first_layer(self) -> keras.layers.Layer | None:
-        _, *layers = self.operations
-        return layers[0] if layers else None
+        prepares = _prepares(self)
+        return prepares.preprocessing_of_outputs if prepares else self._preprocessing
 
     @property
     def class_names(self) -> tuple[str, ...] | None:
@@ -314,10 +309,10 @@ class Chain(MultiHeadTraining, ImageModel):
     def _at_size(self, size: tuple[int, int]) -> "Chain":
         """Return a new model of the same layers for images of another `(height, width)`."""
         shape = (*map(int, size), self.input_shape[-1])
-        config = self.get_config()
+        config, prepares = self.get_config(), _prepares(self)
         x, grid = keras.Input(shape, dtype=self.inputs[0].dtype), None
         for index, described in enumerate(config["layers"]):
-            if _normalizes(self.layers[index]) and self.layers[index].size == self.input_shape[1:3]:
+            if self.layers[index] is prepares and prepares.size == self.input_shape[1:3]:
                 described["config"]["size"] = shape[:2]
             config["layers"][index] = _with_grid(described, grid)
             layer = keras.saving.deserialize_keras_object(config["layers"][index])
@@ -348,8 +343,9 @@ class Chain(MultiHeadTraining, ImageModel):
         return {**super().get_config(), "layers": serialize(self.layers)}
 
 
-def _normalizes(layer: keras.layers.Layer | None) -> bool:
-    return isinstance(layer, ImagePreprocessing)
+def _prepares(model: ImageModel) -> ImagePreprocessing | None:
+    """Return the `ImagePreprocessing` with which a model begins, if any."""
+    return next((one for one in model.operations[1:2] if isinstance(one, ImagePreprocessing)), None)
 
 
 def grid_after(layer: keras.layers.Layer, grid: Grid | None) -> Grid | None:
