@@ -135,6 +135,8 @@ def open_image(path: str | os.PathLike) -> Iterator[Image.Image]:
                 if os.path.exists(file) and not os.path.isfile(file):
                     raise ValueError("it is not a file")  # Opening a pipe would wait for ever.
                 file = stack.enter_context(open(file, "rb"))
+            else:
+                path = getattr(path, "name", None) or "An image that was given as bytes"
             limit = min(limit, max(SMALL, PIXELS_PER_BYTE * file.seek(0, os.SEEK_END)))
             Image.init()
             formats = [name for name in FORMATS if name in Image.OPEN]

@@ -294,6 +294,8 @@ def test_an_image_of_too_many_pixels_is_refused_before_it_is_decoded(
     with pytest.raises(OSError, match=r"large.png can't .* more than 1,100 pixels.*None is no lim"):
         decode_image(path)
     monkeypatch.setattr(images, "PIXELS_PER_BYTE", 1)
+    with pytest.raises(OSError, match=r"^An image that was given as bytes can't .* none of"):
+        preprocess_input(b"no image", FAMILIES["ViT"]())
     for limit in (600, None):  # Pillow warns above a limit, and refuses twice as many.
         monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
         with warnings.catch_warnings(action="ignore"):
