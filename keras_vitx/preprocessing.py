@@ -11,13 +11,7 @@ import numpy as np
 from keras_vitx.text import nearest
 
 KEEP_RANGE = (
-    "Identity",
-    "Resizing",
-    "CenterCrop",
-    "RandAugment",
-    "AugMix",
-    "Dropout",
-    "GaussianNoise",
+    *("Identity", "Resizing", "CenterCrop", "RandAugment", "AugMix", "Dropout", "GaussianNoise"),
 )
 """Layers of Keras that, like all named `Random...`, keep the range of pixels outside training."""
 
@@ -31,8 +25,8 @@ class Preprocessing:
     Attributes:
         mean: Mean per channel, for pixel values in 0..1.
         std: Standard deviation per channel, for pixel values in 0..1.
-        crop_ratio: Fraction of the resized image's shorter side that is kept, at least 0.1.
-            Above 1, the image is padded with black pixels.
+        crop_ratio: Fraction of the resized image's shorter side that is kept. Above 1,
+            the image is padded with black pixels.
         interpolation: Resampling filter of the resize, one of `INTERPOLATIONS`.
 
     Raises:
@@ -63,9 +57,8 @@ class Preprocessing:
             )
         if min(self.std) <= 0:
             raise ValueError(f"`std` must be positive. Received: {self.std}.")
-        # An image is resized to `size / crop_ratio`: a file must not ask for any amount of memory.
-        if not isinstance(self.crop_ratio, Real) or not 0.1 <= self.crop_ratio < math.inf:
-            raise ValueError(f"`crop_ratio` must be at least 0.1. Received: {self.crop_ratio!r}.")
+        if not isinstance(self.crop_ratio, Real) or not 0 < self.crop_ratio < math.inf:
+            raise ValueError(f"`crop_ratio` must be above 0. Received: {self.crop_ratio!r}.")
         object.__setattr__(self, "crop_ratio", float(self.crop_ratio))
         if self.interpolation not in INTERPOLATIONS:
             hint = nearest(self.interpolation, INTERPOLATIONS)

@@ -51,7 +51,7 @@ def test_changes_and_other_channels():
         ({"std": (float("nan"),) * 3}, "`std` must be one finite number"),
         ({"std": (1, 1)}, "one value per channel"),
         ({"std": (1, 0, 1)}, "`std` must be positive"),
-        ({"crop_ratio": 0}, "`crop_ratio` must be at least 0.1. Received: 0"),
+        ({"crop_ratio": 0}, "`crop_ratio` must be above 0. Received: 0"),
         ({"crop_ratio": float("nan")}, "`crop_ratio`"),
         ({"crop_ratio": "0.9"}, "`crop_ratio`"),
         ({"interpolation": "bicubik"}, "Did you mean 'bicubic'"),
