@@ -35,17 +35,21 @@ def preprocess_input(images, model):
     the crop ratio, cropped at the center and normalized: (x / 255 - mean) / std.
 
     Args:
-        images: One image or a list of them: a path, a PIL image, or an array (height, width) or
-            (height, width, channels). An array (n, height, width, channels) is n images. Arrays
-            are uint8 in 0..255, or floats in 0..1, which are rounded to 256 levels.
-        model: A model of keras_vitx; or the name of a size (see `list_models`) or of a
-            checkpoint, whose image size and preprocessing are used.
+        images: One image or a list of them: a path, the content of a file (bytes), an open file or
+            upload, a PIL image, or an array (height, width) or (height, width, channels). An array
+            (n, height, width, channels) is n images. Arrays are numbers in 0..255, or floats in
+            0..1 if none is above 1; they are rounded to 256 levels.
+        model: A model that states what it takes, by `preprocessing` or by the layers that it begins
+            with: `ImagePreprocessing`, `Rescaling` and `Normalization` of 0..255 take pixels, a
+            model of keras_vitx inside, with at most augmentation before it, what that model takes.
+            Or the name of a size (see `list_models`) or of a checkpoint.
 
     Returns:
         float32 (n, height, width, channels), the input of the model.
 
     Raises:
-        ValueError: if the name is unknown, or an array has another shape, dtype or range.
+        ValueError: if the name is unknown, the model does not state what it takes, or an array has
+            another shape, dtype or range.
         OSError: if a file can't be decoded, or has more than twice
             `PIL.Image.MAX_IMAGE_PIXELS` pixels; the message names it.
     """

@@ -29,6 +29,22 @@ def automatic_name(layer: keras.layers.Layer) -> str:
     return naming.to_snake_case(type(layer).__name__)
 
 
+def calls(layer: Any) -> list[tuple[Any, set[int], set[int]]] | None:
+    """Return the calls of a functional or sequential model: layer, ids of inputs, ids of outputs.
+
+    They are in order, inputs of the model first, which read nothing. None for any other layer.
+    """
+    if isinstance(layer, (keras.Sequential, keras.layers.Pipeline)):
+        line = enumerate([None, *layer.layers])
+        return [(one, {index - 1} if index else set(), {index}) for index, one in line]
+    nodes = getattr(layer, "_nodes_by_depth", None)
+    return nodes and [
+        (node.operation, set(map(id, node.input_tensors)), set(map(id, node.outputs)))
+        for depth in sorted(nodes, reverse=True)
+        for node in nodes[depth]
+    ]
+
+
 def remat_mode(layer: keras.layers.Layer) -> Any:
     """Return the rematerialization mode that `keras.RematScope` set on `layer`, or None."""
     return getattr(layer, "_remat_mode", None)

@@ -6,7 +6,14 @@ from dataclasses import asdict, dataclass, replace
 from numbers import Real
 from typing import Any
 
+import numpy as np
+
 from keras_vitx.text import nearest
+
+KEEP_RANGE = (
+    *("Identity", "Resizing", "CenterCrop", "RandAugment", "AugMix", "Dropout", "GaussianNoise"),
+)
+"""Layers of Keras that, like all named `Random...`, keep the range of pixels outside training."""
 
 INTERPOLATIONS = ("bicubic", "bilinear", "lanczos", "box", "hamming", "nearest")
 
@@ -76,6 +83,16 @@ class Preprocessing:
             raise ValueError(f"`preprocessing` has no entry {name!r}. {hint}")
         return cls(**value)
 
+    @classmethod
+    def pixels(cls, channels: int = 3, **values: Any) -> "Preprocessing":
+        """Return that of a model that takes pixels in 0..255; `values` are its other attributes."""
+        return cls((0.0,) * channels, (1 / 255,) * channels, **values)
+
+    @property
+    def takes_pixels(self) -> bool:
+        """Whether the values stay in 0..255."""
+        return not any(self.mean) and all(math.isclose(each, 1 / 255) for each in self.std)
+
     def replace(self, **changes: Any) -> "Preprocessing":
         """Return a copy with some values changed, e.g. `.replace(crop_ratio=1.13)`."""
         return self.of({**asdict(self), **changes})
@@ -105,6 +122,21 @@ MAX_VALUES = 1 << 25
 """Values (pixels times channels) that an image may be resized to, whatever a file claims."""
 
 
+def scaled_size(xp, image_size, size, crop_ratio):
+    """Return the height and width, in float64, to which an image is resized before the crop.
+
+    `xp` is NumPy for numbers, `keras.ops` for tensors; `size` is that of the crop.
+    """
+    height, width = image_size
+    target_height, target_width = (math.floor(side / crop_ratio) for side in size)
+    # timm rounds down for a square crop, and to the nearest integer otherwise.
+    if target_height == target_width:
+        shorter = xp.minimum(height, width)
+        return target_height * height // shorter, target_width * width // shorter
+    ratio = xp.minimum(height / target_height, width / target_width)
+    return xp.round(height / ratio), xp.round(width / ratio)
+
+
 @dataclass(frozen=True)
 class ModelInput:
     """The images that a model takes, which can stand in for it wherever images are prepared.
@@ -125,27 +157,30 @@ class ModelInput:
             )
 
     @classmethod
-    def of(cls, model: Any) -> "ModelInput":
-        """Read `input_shape` and `preprocessing` of a model, or of any object that has them.
+    def of(cls, model: Any, any_size: bool = False) -> "ModelInput":
+        """Read what a model, or any object of `input_shape` and `preprocessing`, takes.
 
-        Raises a ValueError if sizes are unknown, or `preprocessing` is missing or has other
-        channels.
+        Without `preprocessing`, the layers that the model begins with state it: see `taken_by`.
+        With `any_size`, height and width may be None. Raises a ValueError if sizes or preprocessing
+        are unknown, or the numbers of channels differ.
         """
+        if isinstance(model, cls):
+            return model
         shape = getattr(model, "input_shape", None)
-        if not isinstance(shape, tuple) or len(shape) != 4 or None in shape[1:]:
+        is_shape = isinstance(shape, tuple) and len(shape) == 4
+        if not is_shape or None in (shape[-1:] if any_size else shape[1:]):
             raise ValueError(
                 "`model` must have an input of shape (None, height, width, channels). Received: "
                 f"{shape}."
             )
-        preprocessing = getattr(model, "preprocessing", None)
-        if preprocessing is None:
+        stated = getattr(model, "preprocessing", None)
+        preprocessing = taken_by(model) if stated is None else Preprocessing.of(stated)
+        normalizes = any(hasattr(each, "takes_pixels") for each in getattr(model, "layers", ()))
+        if normalizes and not preprocessing.takes_pixels:
             raise ValueError(
-                "model: it has no `preprocessing`, the mean and std with which images are "
-                "normalized. Models of keras_vitx have one: for a model cut from one, set "
-                "`model.preprocessing = whole.preprocessing`; for another model, "
-                "`model.preprocessing = keras_vitx.Preprocessing(mean, std)`."
+                "`model.preprocessing` must be None or `Preprocessing.pixels()` for a model with "
+                f"`ImagePreprocessing` inside. Received: {preprocessing}."
             )
-        preprocessing = Preprocessing.of(preprocessing)
         if len(preprocessing.mean) != shape[-1]:
             raise ValueError(
                 f"`model` must have a mean and a std for each of {shape[-1]} channels. Received: "
@@ -162,3 +197,66 @@ class ModelInput:
     def channels(self) -> int:
         """Number of channels."""
         return self.input_shape[-1]
+
+
+def taken_by(model: Any) -> Preprocessing:
+    """Return what a Keras model without `preprocessing` takes: what its first layers take.
+
+    A model of keras_vitx inside it, and a layer with which one begins, take what that model takes;
+    `ImagePreprocessing`, a `Rescaling` or `Normalization` of 0..255, and an input of uint8, pixels.
+    Augmentation, resizing and dropout in front change nothing. What else begins isn't known.
+
+    Raises:
+        ValueError: if it isn't known, or several layers read the images and take others.
+    """
+    channels = model.input_shape[-1]
+    if any(tensor.dtype == "uint8" for tensor in getattr(model, "inputs", ())):
+        return Preprocessing.pixels(channels)
+    readers = list(_readers(model, channels))
+    if len(stated := {each for _, each in readers}) == 1 and None not in stated:
+        return stated.pop()
+    known = ", ".join(f"{name!r} ({each or 'not known'})" for name, each in readers)
+    raise ValueError(
+        "`model` must state which images it takes: `model.preprocessing = keras_vitx.Preprocessing("
+        f"mean, std)`, `keras_vitx.Preprocessing.pixels({channels})` for pixels in 0..255, or that "
+        "of the model that it was made from. Received: a model that has no `preprocessing`, and "
+        f"whose images go into {known or 'no layer that is known'}."
+    )
+
+
+def _readers(model, channels):
+    """Yield the name of each layer that reads a model's images, and what it takes, or None."""
+    from keras_vitx.keras_internals import calls
+
+    reached = set()
+    for layer, inputs, outputs in calls(model) or ():
+        if inputs and reached.isdisjoint(inputs):
+            continue
+        stated, found, name = getattr(layer, "preprocessing", None), [], type(layer).__name__
+        is_keras = type(layer).__module__.startswith("keras.")
+        if stated is not None:
+            found = [(layer.name, Preprocessing.of(stated))]
+        elif _scales_pixels(layer):
+            found = [(layer.name, Preprocessing.pixels(channels))]
+        elif calls(layer) is not None:
+            found = list(_readers(layer, channels))
+        elif inputs and not (is_keras and (name in KEEP_RANGE or name.startswith("Random"))):
+            found = [(layer.name, None)]
+        yield from found
+        if not found:
+            reached |= outputs
+
+
+def _scales_pixels(layer):
+    """Return whether a layer of Keras maps 0..255 to a few units, as networks take them."""
+    from keras import layers, ops
+
+    if isinstance(layer, layers.Rescaling):
+        scale = layer.scale
+    elif isinstance(layer, layers.Normalization) and getattr(layer, "variance", None) is not None:
+        scale = np.sqrt(ops.convert_to_numpy(layer.variance))
+        scale = scale if layer.invert else 1 / scale
+    else:
+        return False
+    reach = 255 * np.abs(scale)
+    return bool(reach.min() >= 0.5 and reach.max() <= 32)

@@ -69,7 +69,6 @@ def main(
     backend: Backend = None,
 ) -> None:
     """Measure loss and accuracy of a model on labeled images."""
-    from keras_vitx.export.predictor import preprocessing_of
     from keras_vitx.robustness.curve import PERTURBATIONS
 
     ratios = crop_ratio or [None]
@@ -83,9 +82,6 @@ def main(
     perturbations = _perturbations(perturb or (), PERTURBATIONS)
     kv.keep_memory()
     network = open_model(model, weights, trained=True)
-    # A Keras model around one of this package has none.
-    if getattr(network, "preprocessing", None) is None:
-        network.preprocessing = preprocessing_of(network)
     for kind, strengths in perturbations.items():
         for strength in strengths:  # Raises for an invalid one, before long work.
             PERTURBATIONS[kind](network, strength)

@@ -86,7 +86,7 @@ def main(
             ranks = range(1, min(top, len(classifier.class_names)) + 1)
             names = [f"{name}_{rank}" for rank in ranks for name in ("class", "probability")]
             table.writerow(["file", *names])
-        for batch in classifier.batches(files, batch_size):
+        for batch in kv.data.batches_of_files(files, classifier.input, batch_size):
             for error in batch.errors.values():
                 if strict:
                     raise error

@@ -1,6 +1,7 @@
 """The evaluation transform: from image files and arrays to the input of a model."""
 
 import contextlib
+import io
 import math
 import os
 from collections.abc import Iterator, Sequence
@@ -11,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
-from keras_vitx.preprocessing import MAX_VALUES, ModelInput, Preprocessing
+from keras_vitx.preprocessing import MAX_VALUES, ModelInput, Preprocessing, scaled_size
 
 LONG = 128
 """Images longer than this many crops are cut before resizing; others match timm's exactly."""
@@ -27,15 +28,37 @@ SMALL, PIXELS_PER_BYTE = 25_000_000, 32
 def preprocess_input(images, model) -> np.ndarray:
     """Return the result of `keras_vitx.preprocess_input`, for a model, not its name."""
     spec = ModelInput.of(model)
-    if isinstance(images, (str, os.PathLike, Image.Image)):
-        images = [images]
-    elif not isinstance(images, (list, tuple)):
-        images = np.asarray(images)
-        images = images if images.ndim == 4 else images[None]
+    pixels = np.stack([fit_to_model(pixels_of(image), spec) for image in images_of(images)])
+    return normalize(pixels, spec.preprocessing)
+
+
+def images_of(images) -> list:
+    """Return the images that `preprocess_input` takes, one or several, as a list."""
+    if not isinstance(images, (list, tuple)):
+        if not _is_encoded(images) and not isinstance(images, Image.Image):
+            images = _as_levels(np.asarray(images))
+        images = images if getattr(images, "ndim", 0) == 4 else [images]
     if not len(images):
         raise ValueError("`images` must be at least one image. Received: none.")
-    pixels = np.stack([fit_to_model(pixels_of(image), spec) for image in images])
-    return normalize(pixels, spec.preprocessing)
+    return list(images)
+
+
+def _is_encoded(image) -> bool:
+    """Return whether an image is a file: a path, the content, or an open file, also an upload."""
+    return isinstance(image, (str, os.PathLike, bytes, bytearray)) or hasattr(image, "read")
+
+
+def _as_levels(images: np.ndarray) -> np.ndarray:
+    """Return numbers in 0..255, or floats in 0..1 if none is above 1, as uint8."""
+    if images.dtype == np.uint8 or not images.size:
+        return images
+    if images.dtype.kind in "iuf" and images.min() >= 0 and images.max() <= 255:
+        in_unit = images.dtype.kind == "f" and images.max() <= 1
+        return np.rint(images.astype("float32") * (255 if in_unit else 1)).astype("uint8")
+    raise ValueError(
+        "`images` must be numbers in 0..255, or floats in 0..1. Received: "
+        f"{images.dtype} in {images.min()}..{images.max()}."
+    )
 
 
 class FileBatch(NamedTuple):
@@ -70,7 +93,9 @@ def batches_of_files(
     """
     if not isinstance(batch_size, (int, np.integer)) or batch_size < 1:
         raise ValueError(f"`batch_size` must be an integer, at least 1. Received: {batch_size!r}.")
-    spec, paths = ModelInput.of(model), [Path(path) for path in paths]
+    spec, paths = ModelInput.of(model, any_size=True), [Path(path) for path in paths]
+    if None in spec.size:  # Each image keeps its own.
+        batch_size = 1
 
     def image_or_error(path: Path) -> np.ndarray | OSError:
         try:
@@ -85,8 +110,9 @@ def batches_of_files(
                 results = dict(zip(batch, pool.map(image_or_error, batch), strict=True))
                 errors = {path: x for path, x in results.items() if isinstance(x, OSError)}
                 images = {path: x for path, x in results.items() if path not in errors}
-                array = np.array([*images.values()], "float32")
-                yield FileBatch(list(images), array.reshape(-1, *spec.size, spec.channels), errors)
+                shape = (0, *(side or 0 for side in spec.size), spec.channels)
+                array = np.stack([*images.values()]) if images else np.empty(shape, "float32")
+                yield FileBatch(list(images), array, errors)
 
     return batches()
 
@@ -109,6 +135,8 @@ def open_image(path: str | os.PathLike) -> Iterator[Image.Image]:
                 if os.path.exists(file) and not os.path.isfile(file):
                     raise ValueError("it is not a file")  # Opening a pipe would wait for ever.
                 file = stack.enter_context(open(file, "rb"))
+            else:
+                path = getattr(path, "name", None) or "An image that was given as bytes"
             limit = min(limit, max(SMALL, PIXELS_PER_BYTE * file.seek(0, os.SEEK_END)))
             Image.init()
             formats = [name for name in FORMATS if name in Image.OPEN]
@@ -186,8 +214,10 @@ def _as_mode(picture: Image.Image, mode: str) -> Image.Image:
 
 def pixels_of(image) -> np.ndarray:
     """Convert an image of any type that `preprocess_input` accepts to uint8 (h, w, c)."""
-    if isinstance(image, (str, os.PathLike)):
-        return decode_image(image)
+    if _is_encoded(image):
+        is_content = isinstance(image, (bytes, bytearray))
+        # An upload of FastAPI holds its open file.
+        return decode_image(io.BytesIO(image) if is_content else getattr(image, "file", image))
     if isinstance(image, Image.Image):
         if not all(image.size):
             raise ValueError(
@@ -202,7 +232,7 @@ def pixels_of(image) -> np.ndarray:
             "`images` must be arrays (height, width), (height, width, channels) or one array "
             f"(n, height, width, channels). Received: shape {image.shape}."
         )
-    return as_uint8(image, "`images`")
+    return _as_levels(image)
 
 
 def as_uint8(images, what: str) -> np.ndarray:
@@ -245,10 +275,12 @@ def with_channels(image: np.ndarray, channels: int) -> np.ndarray:
 def fit_to_model(
     image: np.ndarray, spec: ModelInput, crop_ratio: float | None = None
 ) -> np.ndarray:
-    """Convert a uint8 image (h, w, c) to a model's size, channels and, if None, crop ratio."""
+    """Convert a uint8 image (h, w, c) to a model's size and channels, and, if None, crop ratio."""
     transform = spec.preprocessing
     crop_ratio = transform.crop_ratio if crop_ratio is None else crop_ratio
     image = with_channels(image, spec.channels)
+    if None in spec.size:
+        return image
     return resize_and_crop(image, spec.size, crop_ratio, transform.interpolation)
 
 
@@ -282,7 +314,8 @@ def resize_and_crop(
     limits = [math.ceil(long * target * scale * max(crop_ratio, 1)) for target in size]
     top, left = (max(n - limit, 0) // 2 for n, limit in zip(image.shape, limits, strict=False))
     image = image[top : len(image) - top, left : image.shape[1] - left]
-    scaled = _scaled_size(image.shape[:2], size, crop_ratio)
+    scaled = scaled_size(np, np.float64(image.shape[:2]), size, crop_ratio)
+    scaled = tuple(map(int, scaled))
     if math.prod((*scaled, channels)) > 2 * MAX_VALUES:
         raise ValueError(
             f"`size` and `crop_ratio` must resize images to at most {2 * MAX_VALUES:,} values. "
@@ -294,19 +327,6 @@ def resize_and_crop(
         image = np.pad(image, [(width // 2, width - width // 2) for width in border] + [(0, 0)])
     top, left = (round((a - b) / 2) for a, b in zip(image.shape, size, strict=False))
     return image[top : top + size[0], left : left + size[1]]
-
-
-def _scaled_size(
-    image_size: tuple[int, int], size: tuple[int, int], crop_ratio: float
-) -> tuple[int, int]:
-    """Return the size to which an image is resized before the crop."""
-    height, width = image_size
-    target_height, target_width = (math.floor(side / crop_ratio) for side in size)
-    if target_height == target_width:
-        shorter = min(height, width)
-        return int(target_height * height / shorter), int(target_height * width / shorter)
-    ratio = min(height / target_height, width / target_width)
-    return round(height / ratio), round(width / ratio)
 
 
 def resize(image: np.ndarray, size: tuple[int, int], resample: Image.Resampling) -> np.ndarray:
@@ -327,6 +347,9 @@ def normalize(
     # By rows, since NumPy is slow if the last axis has three entries.
     width = images.shape[-2]
     out = np.empty(images.shape, "float32") if out is None else out
+    if preprocessing.takes_pixels:  # Exactly, as a model of integers needs them.
+        out[...] = images
+        return out
     rows = out.reshape(*images.shape[:-2], -1)
     np.divide(images.reshape(rows.shape), np.float32(255), out=rows, dtype="float32")
     rows -= np.tile(np.float32(preprocessing.mean), width)

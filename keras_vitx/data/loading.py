@@ -376,5 +376,6 @@ def on_device(images: np.ndarray, boxes: np.ndarray | None, preprocessing: Prepr
 
     statistics = np.float32((preprocessing.mean, preprocessing.std))
     mean, std = map(ops.convert_to_tensor, statistics)
-    images = (ops.cast(ops.convert_to_tensor(images), "float32") / 255.0 - mean) / std
+    images = ops.cast(ops.convert_to_tensor(images), "float32")
+    images = images if preprocessing.takes_pixels else (images / 255.0 - mean) / std
     return images if boxes is None else erase_boxes(images, boxes)

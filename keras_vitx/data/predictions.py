@@ -52,9 +52,13 @@ def decode_predictions(predictions, top: int = 5, model=None) -> list[list[tuple
 
 
 def class_names(model, count: int) -> tuple[str, ...]:
-    """Return `count` class names: of the model, of ImageNet, or "class 0", ..."""
+    """Return the names of `count` classes: of the model, of ImageNet, or "class 0", ...
+
+    One output is the probability of the second of two classes.
+    """
     from keras_vitx.outputs import class_names_of
 
+    count = max(count, 2)
     names = class_names_of(model)
     if names is not None and len(names) == count:
         return names

@@ -1,10 +1,9 @@
 """`keras_vitx.predictor(model)`: images in, class names out, from several threads."""
 
 import contextlib
-import logging
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +12,13 @@ import numpy as np
 
 from keras_vitx import data
 from keras_vitx.backend import without_gradients
-from keras_vitx.data.images import normalize, pixels_of, with_channels
+from keras_vitx.data.images import images_of
 from keras_vitx.data.predictions import class_names
 from keras_vitx.export import runtimes
 from keras_vitx.export.formats import existing_format, format_of
-from keras_vitx.export.prepare import in_layout, input_dtype
 from keras_vitx.export.record import read_record
-from keras_vitx.layers import ImagePreprocessing
 from keras_vitx.outputs import outputs_of
 from keras_vitx.preprocessing import ModelInput, Preprocessing
-
-log = logging.getLogger(__name__)
 
 BATCH_SIZES = (1, 8, 32)
 
@@ -52,15 +47,16 @@ class Predictor:
         if not sizes or not all(isinstance(size, int) and size > 0 for size in sizes):
             raise ValueError(f"`batch_sizes` must be positive integers. Received: {batch_sizes!r}.")
         self.input, self.class_names, self.batch_sizes = input, tuple(class_names), tuple(sizes)
-        self._run, self._dtype = run, dtype
+        # NumPy has no bfloat16; both sides cast float32 to it.
+        self._run, self._dtype = run, "float32" if "float" in dtype else dtype
         self._lock, self._compiled_shapes = threading.Lock(), set()
 
     def __call__(self, images: Any, top: int = 5) -> list[list[tuple]]:
         """Return the most probable classes of images.
 
         Args:
-            images: One image or a list of them, as in `keras_vitx.preprocess_input`: paths, PIL
-                images or arrays of pixels.
+            images: One image or several, as in `keras_vitx.preprocess_input`: paths, contents of
+                files, open files (uploads), PIL images or arrays of pixels.
             top: Number of classes per image.
 
         Returns:
@@ -71,21 +67,17 @@ class Predictor:
             ValueError: if an array is not an image.
             OSError: if a file can't be decoded.
         """
-        if None not in self.input.input_shape[1:]:
-            probabilities = self.probabilities(data.preprocess_input(images, self.input))
-        else:
-            images = images if isinstance(images, (list, tuple)) else [images]
-            batches = [self.probabilities(self._batch_of(image)) for image in images]
-            probabilities = np.concatenate(batches)
-        return data.decode_predictions(probabilities, top, self)
+        images = images_of(images)
+        # Images of any size are not resized: one per batch.
+        groups = [[one] for one in images] if None in self.input.size else [images]
+        batches = [self.probabilities(data.preprocess_input(one, self.input)) for one in groups]
+        return data.decode_predictions(np.concatenate(batches), top, self)
 
     def probabilities(self, batch: np.ndarray) -> np.ndarray:
         """Return the probabilities, `(n, classes)`, of a preprocessed batch."""
-        if "int" in self._dtype:
-            batch = np.rint(batch).astype(self._dtype)
-        outputs = []
-        for start in range(0, len(batch), self.batch_sizes[-1]):
-            chunk = batch[start : start + self.batch_sizes[-1]]
+        batch = np.rint(batch) if "int" in self._dtype else batch
+        batch, largest, outputs = batch.astype(self._dtype), self.batch_sizes[-1], []
+        for chunk in (batch[start : start + largest] for start in range(0, len(batch), largest)):
             size = next(size for size in self.batch_sizes if size >= len(chunk))
             padded = np.pad(chunk, [(0, size - len(chunk))] + [(0, 0)] * (chunk.ndim - 1))
             # Keras traces in one thread at a time.
@@ -93,23 +85,6 @@ class Predictor:
                 outputs.append(self._run(padded)[: len(chunk)])
             self._compiled_shapes.add(padded.shape)
         return np.concatenate(outputs)
-
-    def batches(self, paths: Sequence[Path], batch_size: int) -> Iterator[data.FileBatch]:
-        """Yield batches of image files, decoded and preprocessed for `probabilities`."""
-        if None not in self.input.input_shape[1:]:
-            yield from data.batches_of_files(paths, self.input, batch_size)
-            return
-        # Images of any size: one per batch.
-        for path in paths:
-            try:
-                yield data.FileBatch([path], self._batch_of(path), {})
-            except OSError as error:
-                yield data.FileBatch([], np.empty(0), {path: error})
-
-    def _batch_of(self, image: Any) -> np.ndarray:
-        """Return one image, neither resized nor cropped, as a batch for a model of any size."""
-        image = with_channels(pixels_of(image), self.input.channels)
-        return normalize(image, self.input.preprocessing)[None]
 
 
 def predictor(
@@ -125,43 +100,39 @@ def predictor(
     [[(_, name, probability)]] = classify("cat.png", top=1)
     ```
 
-    The weights are the model's at the time of this call. Under JAX, don't call Keras's `predict`
-    from several threads: it leaves the model without variables.
+    After training the model further, make another one. Under JAX, don't call Keras's `predict` from
+    several threads: it leaves the model without variables.
 
     Args:
-        model: A classifier; or the path of an export with preprocessing inside and its record
-            beside it, which runs in the runtime of its format, on the CPU.
+        model: A classifier, with `preprocessing` or layers that state it (`preprocess_input`); or
+            the path of an export with preprocessing inside and its record beside it, which runs in
+            the runtime of its format, on the CPU.
         batch_sizes: The sizes to which batches are padded; larger ones are split.
         trust: Whether you trust the file. SavedModel, torch.export and StableHLO files can do more
             than compute, and are only opened with `trust=True`.
 
     Raises:
-        ValueError: if the model is not a classifier of images, or the file lacks preprocessing,
-            probabilities, a record or your trust.
+        ValueError: if the model is not a classifier of images or does not state which ones it
+            takes, or the file lacks preprocessing, probabilities, a record or your trust.
         ImportError: if the runtime of the file is not installed.
     """
     if isinstance(model, (str, os.PathLike)):
-        return _file_predictor(Path(model).expanduser(), batch_sizes, trust)
-    outputs = outputs_of(model)
-    shape = model.input_shape
-    if not isinstance(shape, tuple) or len(shape) != 4 or shape[-1] not in (1, 3):
+        return _of_file(Path(model).expanduser(), batch_sizes, trust)
+    outputs, images = outputs_of(model), ModelInput.of(model, any_size=True)
+    if images.channels not in (1, 3):
         raise ValueError(
-            "The model's input must be images (batch, height, width, channels) with 1 or 3 "
-            f"channels. Received: a model with input {shape}."
+            f"`model` must take images of 1 or 3 channels. Received: {images.channels}."
         )
-    preprocessing = preprocessing_of(model)
-    if preprocessing is None:
-        log.warning("The model has no record of its preprocessing; it receives pixels in 0..255.")
-        preprocessing = pixels(shape[-1])
-    run = _compile(model, outputs.probabilities)
-    # One sigmoid output is the probability of the second of two classes.
-    is_binary = outputs.kind == "sigmoid" and outputs.classes == 1
-    names = class_names(model, 2 if is_binary else outputs.classes)
-    spec = ModelInput(shape, preprocessing)
-    return Predictor(run, spec, input_dtype(model), names, batch_sizes)
+    if outputs.kind == "logits" and outputs.classes == 1:
+        raise ValueError(
+            "`model` must end in a sigmoid, or several outputs. Received: one linear output."
+        )
+    names, dtype = class_names(model, outputs.classes), model.inputs[0].dtype
+    run = _compiled(model, outputs.probabilities)
+    return Predictor(run, images, keras.backend.standardize_dtype(dtype), names, batch_sizes)
 
 
-def _compile(model, probabilities) -> Callable[[np.ndarray], np.ndarray]:
+def _compiled(model, probabilities) -> Callable[[np.ndarray], np.ndarray]:
     """Return a function of a batch that does not modify the model."""
     backend = keras.backend.backend()
     if backend == "jax":
@@ -199,7 +170,7 @@ def _compile(model, probabilities) -> Callable[[np.ndarray], np.ndarray]:
     return run_locked
 
 
-def _file_predictor(path: Path, batch_sizes: Sequence[int], trust: bool) -> Predictor:
+def _of_file(path: Path, batch_sizes: Sequence[int], trust: bool) -> Predictor:
     format = existing_format(path, trust)
     record = read_record(path, format)
     options = record.get("options", {})
@@ -211,34 +182,19 @@ def _file_predictor(path: Path, batch_sizes: Sequence[int], trust: bool) -> Pred
         )
     run = runtimes.load(format.name, path)
     shape, dtype = (record["inputs"]["images"][key] for key in ("shape", "dtype"))
-    data_format = options.get("data_format", "channels_last")
-    if data_format == "channels_first":
+    is_first = options.get("data_format") == "channels_first"
+    if is_first:
         shape = [shape[0], *shape[2:], shape[1]]
-    spec = ModelInput(tuple(shape), pixels(shape[-1]))
 
     def probabilities(batch):
-        return run(in_layout(batch, data_format))["probabilities"]
+        batch = np.ascontiguousarray(np.moveaxis(batch, -1, 1)) if is_first else batch
+        return run(batch)["probabilities"]
 
-    return Predictor(probabilities, spec, dtype, record["classes"], batch_sizes)
-
-
-def pixels(channels: int) -> Preprocessing:
-    """Return the `Preprocessing` that keeps pixels in 0..255."""
-    return Preprocessing(mean=[0] * channels, std=[1 / 255] * channels)
+    images = ModelInput(tuple(shape), Preprocessing.pixels(shape[-1]))
+    return Predictor(probabilities, images, dtype, record["classes"], batch_sizes)
 
 
 def is_exported(path: str | os.PathLike) -> bool:
     """Return whether a path is an exported file or directory."""
     path = Path(path)
     return path.exists() and format_of(path).matches(path)
-
-
-def preprocessing_of(model: keras.Model) -> Preprocessing | None:
-    """Return the preprocessing of a model or its first layer; `pixels` for `ImagePreprocessing`."""
-    layers = [each for each in model.layers if not isinstance(each, keras.layers.InputLayer)]
-    for layer in (model, layers[0]):
-        if getattr(layer, "preprocessing", None):
-            return layer.preprocessing
-    if any(isinstance(layer, ImagePreprocessing) for layer in layers):
-        return pixels(model.input_shape[-1])
-    return None

@@ -11,6 +11,7 @@ import numpy as np
 from keras_vitx.keras_internals import children
 from keras_vitx.layers import ops
 from keras_vitx.layers.initializers import initializers
+from keras_vitx.preprocessing import Preprocessing
 
 # Arguments in earlier files, with the value that each had unless a model was prepared to export.
 EARLIER = {"constant_positions": False, "normalize": True}
@@ -97,12 +98,14 @@ class Layer(keras.layers.Layer, metaclass=LayerType):
         varying: Names of numeric arguments that may differ between blocks of one loop over depth.
         adapted: Changes made to child `Dense` layers after construction (`quantize`,
             `enable_lora`), by name and nested like the children.
+        preprocessing: What the images that it takes are, in the first layer of a model.
         frozen: What `frozen_layers` recorded of the layer that this one was made from.
     """
 
     initialization = "normal"
     varying: tuple[str, ...] = ()
     adapted: dict[str, dict[str, Any]] = {}
+    preprocessing: Preprocessing | None = None
     frozen: dict[str, bool] = {}
 
     def __init_subclass__(cls, **kwargs):
@@ -116,6 +119,8 @@ class Layer(keras.layers.Layer, metaclass=LayerType):
         config = super().get_config() | {name: serialize(value) for name, value in given.items()}
         if frozen := frozen_layers(self) if self.built else self.frozen:
             config["frozen"] = frozen
+        if self.preprocessing is not None:
+            config["preprocessing"] = self.preprocessing.to_dict()
         # Layers passed as arguments record their changes in their own configs.
         passed = set(map(id, keras.tree.flatten(list(given.values()))))
         own = (child for child in children(self) if id(child) not in passed)
@@ -132,7 +137,10 @@ class Layer(keras.layers.Layer, metaclass=LayerType):
             if given.get(name) is value and name not in arguments(cls):
                 del given[name]
         adapted, frozen = given.pop("adapted", {}), given.pop("frozen", {})
+        preprocessing = given.pop("preprocessing", None)
         layer = cls(**given)
+        if preprocessing is not None:
+            layer.preprocessing = Preprocessing.of(preprocessing)
         layer.frozen = frozen
         layer.adapted = adapted
         for child in children(layer):

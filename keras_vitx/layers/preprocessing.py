@@ -1,6 +1,5 @@
 """Preprocessing inside a model, so that it is exported with it."""
 
-import math
 from collections.abc import Sequence
 from numbers import Integral
 from typing import Any
@@ -10,7 +9,7 @@ import numpy as np
 from keras import ops
 
 from keras_vitx.layers.base import Layer, check_one_of, register
-from keras_vitx.preprocessing import ModelInput, Preprocessing
+from keras_vitx.preprocessing import ModelInput, Preprocessing, scaled_size
 
 
 def _bicubic(xp, x):
@@ -41,7 +40,8 @@ class ImagePreprocessing(Layer):
     output pixel in each row of $A$. Each product is rounded to the 256 levels of a byte, so the
     result equals that of Pillow, `preprocess_input` and timm to the last level. (Pillow 13 resizes
     images more than twice as high as wide along the other axis first, so a few of their pixels
-    differ.) There are no gradients.
+    differ.) There are no gradients. Images that have the size of the output, with a `crop_ratio` of
+    1, are only normalized, which has gradients.
 
     Input: uint8 or floats in 0..255, `(batch, height, width, channels)`. Output: float32
     `(batch, *size, channels)`, whatever the precision. For images of unknown height and width, a
@@ -56,6 +56,9 @@ class ImagePreprocessing(Layer):
         interpolation: "bicubic" or "bilinear".
 
     Attributes:
+        preprocessing: That of its images, `Preprocessing.pixels`, with the crop that is still to be
+            made of a photograph. If a normalization is assigned, the layer takes over its `mean`
+            and `std`.
         takes_pixels: Marks a layer of pixels in 0..255, with which `export.verify` then feeds it.
 
     Raises:
@@ -88,6 +91,27 @@ class ImagePreprocessing(Layer):
         self.crop_ratio = crop_ratio
         self.interpolation = interpolation
         self.image_size: tuple[int | None, int | None] = (None, None)
+        self._before = Preprocessing.pixels(len(self.mean))
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        """What is made of a photograph before the layer: pixels."""
+        return self._before
+
+    @preprocessing.setter
+    def preprocessing(self, value: Preprocessing | None) -> None:
+        value = value or Preprocessing.pixels(len(self.mean))
+        if not value.takes_pixels:
+            self.mean, self.std = value.mean, value.std
+            ratio, filter = value.crop_ratio / self.crop_ratio, value.interpolation
+            value = value.pixels(len(value.mean), crop_ratio=ratio, interpolation=filter)
+        self._before = value
+
+    @property
+    def preprocessing_of_outputs(self) -> Preprocessing:
+        """What is made of a photograph until after the layer: a normalized image."""
+        ratio = self._before.crop_ratio * self.crop_ratio
+        return self._before.replace(mean=self.mean, std=self.std, crop_ratio=ratio)
 
     @classmethod
     def of(cls, model: Any, **changes: Any) -> "ImagePreprocessing":
@@ -117,7 +141,11 @@ class ImagePreprocessing(Layer):
         return (input_shape[0], *self.size, input_shape[-1])
 
     def call(self, images):
-        rows, columns = self._matrices_for(*ops.shape(images)[1:3])
+        sides = ops.shape(images)[1:3]
+        is_known = self.image_size == self.size or all(isinstance(side, int) for side in sides)
+        if self.crop_ratio == 1 and is_known and _are_equal(sides, self.size):
+            return self._normalized(ops.cast(images, "float32"))
+        rows, columns = self._matrices_for(*sides)
         for axis, (first, matrix) in ((1, rows), (2, columns)):
             if first is not None:
                 before = (slice(None),) * axis
@@ -128,6 +156,9 @@ class ImagePreprocessing(Layer):
             x = ops.clip(ops.round(x), 0, 255)
         x = _to_levels(ops.einsum("bhwc,kvw->kbhvc", x, columns))
         x = _to_levels(ops.einsum("bhvc,kuh->kbuvc", x, rows))
+        return self._normalized(x)
+
+    def _normalized(self, x):
         mean, std = (ops.convert_to_tensor(each, "float32") for each in (self.mean, self.std))
         return (x / 255.0 - mean) / std
 
@@ -163,21 +194,6 @@ def _are_equal(sides, others):
         return all(bool(side == other) for side, other in zip(sides, others, strict=True))
     except Exception:  # JAX can't decide what a symbol equals.
         return False
-
-
-def scaled_size(xp, image_size, size, crop_ratio):
-    """Return the height and width, in float64, to which an image is resized before the crop.
-
-    `xp` is NumPy for numbers, `keras.ops` for tensors; `size` is that of the crop.
-    """
-    height, width = image_size
-    target_height, target_width = (math.floor(side / crop_ratio) for side in size)
-    # timm rounds down for a square crop, and to the nearest integer otherwise.
-    if target_height == target_width:
-        shorter = xp.minimum(height, width)
-        return target_height * height // shorter, target_width * width // shorter
-    ratio = xp.minimum(height / target_height, width / target_width)
-    return xp.round(height / ratio), xp.round(width / ratio)
 
 
 def _weights(xp, side, pixels, count, scaled, target, kernel):

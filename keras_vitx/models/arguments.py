@@ -93,6 +93,8 @@ class ModelArguments:
         classes: Number of classes. If it is not given, it is that of the checkpoint. If it differs
             from the checkpoint's, all weights except the classifier's are loaded.
         classifier_activation: Activation of the classifier; None returns logits.
+        include_preprocessing: Whether the model takes pixels in 0..255 and begins with an
+            `ImagePreprocessing` that normalizes them.
         input_tensor: A Keras tensor to use as the images.
         name: Name of the model.
         remat: Whether training keeps only the input of each layer and recomputes the rest
@@ -117,6 +119,7 @@ class ModelArguments:
     pooling: str | None = None
     classes: int = 1000
     classifier_activation: str | Callable | None = "softmax"
+    include_preprocessing: bool = False
     input_tensor: Any = None
     name: str | None = None
     remat: bool = False

@@ -17,6 +17,7 @@ import keras
 
 from keras_vitx import weights as checkpoints
 from keras_vitx.keras_internals import sublayers
+from keras_vitx.layers import ImagePreprocessing
 from keras_vitx.layers.base import to_python
 from keras_vitx.layers.initializers import start_anew, without_drawing
 from keras_vitx.models.arguments import Layers, ModelArguments
@@ -47,7 +48,7 @@ SHARED = dict(inspect.signature(ModelArguments).parameters)
 
 OF_SIZES = (
     *("include_top", "weights", "input_shape", "pooling", "classes"),
-    *("classifier_activation", "input_tensor", "name"),
+    *("classifier_activation", "include_preprocessing", "input_tensor", "name"),
 )
 """The arguments in the signature of a size: those of keras.applications, in order."""
 
@@ -231,11 +232,15 @@ def _model(
     is_input = len(sources) == 1 and sources[0] is tensor
 
     def build(layers: Layers) -> Chain:
+        preprocessing = named.preprocessing.for_channels(shape[-1])
+        if network.include_preprocessing:
+            statistics = preprocessing.mean, preprocessing.std
+            layers = [ImagePreprocessing(shape[:2], *statistics, name="preprocessing"), *layers]
         return Chain(
             layers,
             shape,
             family=family.__name__,
-            preprocessing=named.preprocessing.for_channels(shape[-1]),
+            preprocessing=preprocessing,
             remat=network.remat,
             dtype=network.dtype,
             input_tensor=tensor if is_input else None,

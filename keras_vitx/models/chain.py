@@ -17,6 +17,7 @@ from keras_vitx.layers.base import (
     to_python,
 )
 from keras_vitx.layers.heads import MultiHead
+from keras_vitx.layers.preprocessing import ImagePreprocessing
 from keras_vitx.models import depth
 from keras_vitx.models.multi_head import MultiHeadTraining
 from keras_vitx.positions import Grid, resample
@@ -65,7 +66,9 @@ class ImageModel(keras.Model):
         # Each layer casts its own inputs and variables.
         self.autocast = False
         self.family = family
-        self.preprocessing = preprocessing
+        self._preprocessing = None
+        if preprocessing is not None:
+            self.preprocessing = preprocessing
         self.class_names = class_names
         self.scan = scan
         self.remat = remat
@@ -73,12 +76,26 @@ class ImageModel(keras.Model):
 
     @property
     def preprocessing(self) -> Preprocessing | None:
-        """Preprocessing of the images; an assigned dictionary is converted to a `Preprocessing`."""
-        return self._preprocessing
+        """Preprocessing of the images; an assigned dictionary is converted to a `Preprocessing`.
+
+        A model that begins with `ImagePreprocessing` takes pixels, and what is assigned is that of
+        the network behind it: the layer takes over `mean` and `std`.
+        """
+        prepares = _prepares(self)
+        return prepares.preprocessing if prepares else self._preprocessing
 
     @preprocessing.setter
     def preprocessing(self, value: Preprocessing | dict[str, Any] | None):
         self._preprocessing = None if value is None else Preprocessing.of(value)
+        for first in self.operations[1:2]:
+            # A model that is cut from this one, or a clone, has only the layer.
+            first.preprocessing = self._preprocessing
+
+    @property
+    def network_preprocessing(self) -> Preprocessing | None:
+        """Preprocessing of the images behind an `ImagePreprocessing` with which the model begins."""
+        prepares = _prepares(self)
+        return prepares.preprocessing_of_outputs if prepares else self._preprocessing
 
     @property
     def class_names(self) -> tuple[str, ...] | None:
@@ -129,7 +146,7 @@ class ImageModel(keras.Model):
 
     def get_config(self) -> dict[str, Any]:
         """Return the config from which `from_config` makes an equal model with new weights."""
-        images = self.inputs[0]
+        images, preprocessing = self.inputs[0], self.network_preprocessing
         threshold = {} if self.threshold is None else {"threshold": self.threshold}
         return threshold | {
             "name": self.name,
@@ -143,7 +160,7 @@ class ImageModel(keras.Model):
                 "dtype": keras.backend.standardize_dtype(images.dtype),
             },
             "family": self.family,
-            "preprocessing": self.preprocessing and self.preprocessing.to_dict(),
+            "preprocessing": preprocessing and preprocessing.to_dict(),
             "class_names": self.class_names and list(self.class_names),
             "scan": self.scan,
             "remat": self.remat,
@@ -292,9 +309,11 @@ class Chain(MultiHeadTraining, ImageModel):
     def _at_size(self, size: tuple[int, int]) -> "Chain":
         """Return a new model of the same layers for images of another `(height, width)`."""
         shape = (*map(int, size), self.input_shape[-1])
-        config = self.get_config()
+        config, prepares = self.get_config(), _prepares(self)
         x, grid = keras.Input(shape, dtype=self.inputs[0].dtype), None
         for index, described in enumerate(config["layers"]):
+            if self.layers[index] is prepares and prepares.size == self.input_shape[1:3]:
+                described["config"]["size"] = shape[:2]
             config["layers"][index] = _with_grid(described, grid)
             layer = keras.saving.deserialize_keras_object(config["layers"][index])
             _tell_grid(layer, grid, x)
@@ -322,6 +341,11 @@ class Chain(MultiHeadTraining, ImageModel):
     def get_config(self) -> dict[str, Any]:
         """Return the config from which `from_config` makes an equal model with new weights."""
         return {**super().get_config(), "layers": serialize(self.layers)}
+
+
+def _prepares(model: ImageModel) -> ImagePreprocessing | None:
+    """Return the `ImagePreprocessing` with which a model begins, if any."""
+    return next((one for one in model.operations[1:2] if isinstance(one, ImagePreprocessing)), None)
 
 
 def grid_after(layer: keras.layers.Layer, grid: Grid | None) -> Grid | None:

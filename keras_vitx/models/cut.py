@@ -18,7 +18,8 @@ def as_chain(model: keras.Model, like: Chain | None = None) -> keras.Model:
         model: A functional model with one input that begins with a line of layers, in which
             each takes the output of the previous one.
         like: The `Chain` that it was cut from. The result takes over its family,
-            preprocessing, `scan` and `remat`, and, if it has the same head, its class names.
+            `scan` and `remat`, and, if it has the same head, its class names. The preprocessing
+            is that of the first layer, which knows it if it is the first of a `Chain`.
 
     Returns:
         A `Chain` if the whole model is a line of layers. If it branches or ends in
@@ -46,15 +47,18 @@ def as_chain(model: keras.Model, like: Chain | None = None) -> keras.Model:
     is_whole = _ids(end) == _ids(outputs)
     arguments = {}
     if like is not None:
-        names = ("family", "preprocessing", "scan", "remat")
+        names = ("family", "scan", "remat")
         arguments = {name: getattr(like, name) for name in names}
         if is_whole and layers[-1] is like.layers[-1]:
             arguments["class_names"] = like.class_names
     name = model.name if is_whole else f"{model.name}_chain"
+    stated = getattr(model, "preprocessing", None) or getattr(layers[0], "preprocessing", None)
+    images = {"dtype": model.inputs[0].dtype, "name": model.inputs[0].name}
+    arguments |= {"preprocessing": stated, "images": images}
     chain = Chain(layers, model.input_shape[1:], name=name, **arguments)
     if is_whole:
         return chain
-    images = keras.Input(model.input_shape[1:])
+    images = keras.Input(model.input_shape[1:], dtype=model.inputs[0].dtype)
     rest = keras.Model(end, keras.tree.pack_sequence_as(model.output, outputs))
     return keras.Model(images, rest(chain(images)), name=model.name)
 

@@ -71,7 +71,8 @@ def features(
     if size is not None:
         if not are_counts(size, 2):
             raise ValueError(f"`size` must be (height, width) in pixels. Received: {size!r}.")
-        size, stem = tuple(size), chain.layers[0]
+        stems = (layer for layer in chain.layers if hasattr(layer, "patch_size"))
+        size, stem = tuple(size), next(stems, None)
         patch_grid(size, getattr(stem, "patch_size", 1), getattr(stem, "stride", None), "size")
         if size != chain.input_shape[1:3]:
             chain = chain.at_size(size)
@@ -141,7 +142,7 @@ class Features(ImageModel):
             tokens[layer.name], grids[layer.name] = keras.tree.flatten(x)[0], grid
         lines, maps = [], []
         for index, (block, scale) in enumerate(zip(blocks, scales, strict=True)):
-            line = _to_map(grids[block], scale, layers[0].dtype_policy, f"map_{index}")
+            line = _to_map(grids[block], scale, layers[-1].dtype_policy, f"map_{index}")
             line = line if norm is None else [norm, *line]
             maps.append(_through(line, tokens[block]))
             lines.append(tuple(layer.name for layer in line))

@@ -58,7 +58,7 @@ class Description(NamedTuple):
 def metadata_of(model) -> dict[str, str]:
     """Return a model's metadata for safetensors files: JSON strings."""
     names = class_names_of(model)
-    preprocessing = getattr(model, "preprocessing", None)
+    preprocessing = getattr(model, "network_preprocessing", getattr(model, "preprocessing", None))
     values = {
         "model": model.name,
         "family": getattr(model, "family", None),

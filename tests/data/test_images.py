@@ -147,10 +147,15 @@ def test_every_kind_of_input_gives_the_same(make_model, picture, save, tmp_path)
     path = save(tmp_path / "a.png", image)
     expected = preprocess_input(image, model)
     whole = image / 255
-    for other in (path, str(path), Image.fromarray(image), image[None], [image], whole,
-                  whole.astype("float32")):  # fmt: skip
-        np.testing.assert_array_equal(preprocess_input(other, model), expected)
+    with path.open("rb") as file, path.open("rb") as upload:
+        of_web = SimpleNamespace(file=upload, read=None)  # As FastAPI's.
+        for other in (path, str(path), path.read_bytes(), file, of_web, Image.fromarray(image),
+                      image[None], [image], whole, whole.astype("float32"),
+                      image.astype("float64"), image.astype("int32")[None]):  # fmt: skip
+            np.testing.assert_array_equal(preprocess_input(other, model), expected)
     mixed = preprocess_input([path, Image.fromarray(image), picture(20, 90)], model)
+    dark = np.stack([image * 0.0, image])  # One range for a whole array.
+    np.testing.assert_array_equal(preprocess_input(dark, model)[1:], expected)
     assert mixed.shape == (3, 16, 16, 3)
     np.testing.assert_array_equal(mixed[:2], np.repeat(expected, 2, axis=0))
 
@@ -169,10 +174,11 @@ def test_gray_becomes_color_and_color_gray(make_model, picture):
     "images, message",
     [
         (np.zeros(5), r"Received: shape"),
-        (np.full((8, 8, 3), 200.0), r"float64 in 200\.\.200"),
+        (np.full((8, 8, 3), 300.0), r"float64 in 300\.0\.\.300"),
         (np.full((8, 8, 3), -0.5), "floats in 0..1"),
         (np.full((8, 8, 3), np.nan), "floats in 0..1"),
-        (np.zeros((8, 8, 3), "int32"), "Received: int32"),
+        (np.full((8, 8, 3), 256), "Received: int64"),
+        (np.zeros((8, 8, 3), bool), "Received: bool"),
         (np.zeros((3, 8, 8), "uint8"), "must be convertible to 3 channels"),
         ([], "Received: none"),
         (np.zeros((0, 8, 8, 3), "uint8"), "Received: none"),
@@ -288,6 +294,8 @@ def test_an_image_of_too_many_pixels_is_refused_before_it_is_decoded(
     with pytest.raises(OSError, match=r"large.png can't .* more than 1,100 pixels.*None is no lim"):
         decode_image(path)
     monkeypatch.setattr(images, "PIXELS_PER_BYTE", 1)
+    with pytest.raises(OSError, match=r"^An image that was given as bytes can't .* none of"):
+        preprocess_input(b"no image", FAMILIES["ViT"]())
     for limit in (600, None):  # Pillow warns above a limit, and refuses twice as many.
         monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
         with warnings.catch_warnings(action="ignore"):

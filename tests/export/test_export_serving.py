@@ -11,7 +11,9 @@ from harness import randomize
 from PIL import Image
 
 import keras_vitx as kv
+from keras_vitx.data.images import pixels_of, with_channels
 from keras_vitx.data.predictions import class_names
+from keras_vitx.export.formats.saved_model import decode_image
 
 pytestmark = pytest.mark.backend_free
 
@@ -81,6 +83,21 @@ def test_files_of_several_sizes_in_one_batch(served):
     np.testing.assert_allclose(outputs["probabilities"], probabilities, atol=1e-5)
     (one,) = signature(image_bytes=tf.constant([FILES[1]]))["probabilities"].numpy()
     np.testing.assert_allclose(one, probabilities[1], atol=1e-5)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize(
+    ("mode", "format"),
+    [("RGB", "JPEG"), ("CMYK", "JPEG"), ("RGBA", "PNG"), ("P", "PNG"), ("P", "GIF"), ("L", "GIF")],
+)
+def test_files_are_decoded_to_color_and_gray_as_by_pillow(mode, format, channels):
+    tf = pytest.importorskip("tensorflow")
+    frames = {"save_all": True, "append_images": [picture(20, 30)]} if format == "GIF" else {}
+    file = written(picture(20, 30).convert(mode), format, **frames)
+    found = tf.function(lambda: decode_image(tf.constant(file), channels))().numpy()
+    wanted = with_channels(pixels_of(file), channels)
+    assert found.shape == wanted.shape
+    assert np.abs(found.astype(int) - wanted).max() <= 1
 
 
 def header(format, height, width):

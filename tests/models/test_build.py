@@ -20,7 +20,7 @@ from keras_vitx.weights.names import Row, Table
 
 KERAS_ORDER = (
     *("include_top", "weights", "input_shape", "pooling", "classes"),
-    *("classifier_activation", "input_tensor", "name"),
+    *("classifier_activation", "include_preprocessing", "input_tensor", "name"),
 )
 IMAGES = numbers((2, 16, 16, 3))
 pytestmark = pytest.mark.backend_free
@@ -46,7 +46,7 @@ def test_signature_of_a_size():
     assert tuple(parameters) == (*KERAS_ORDER, "overrides")
     assert parameters["classes"].default == 10
     assert inspect.signature(kv.CaiT_S36).parameters["classes"].default == 1000
-    application = inspect.signature(keras.applications.ResNet50).parameters
+    application = inspect.signature(keras.applications.EfficientNetV2B0).parameters
     for name in KERAS_ORDER:
         assert parameters[name].kind is application[name].kind
 
@@ -87,7 +87,7 @@ def test_arguments_by_position():
         (lambda: kv.ViT(8), r"ViT\(\): missing a required argument: 'depth'"),
         (lambda: kv.ViT(8, 1, 2, dim=9), r"ViT\(\): multiple values for argument 'dim'"),
         (lambda: kv.ViT_Ti(color=1), r"ViT\(\).*'color'"),
-        (lambda: kv.ViT_Ti(*range(9)), r"ViT_Ti\(\): too many positional arguments"),
+        (lambda: kv.ViT_Ti(*range(10)), r"ViT_Ti\(\): too many positional arguments"),
     ],
 )
 def test_wrong_calls(call, message):

@@ -34,7 +34,7 @@ def named(tmp_path):
 
 def test_wrong_arguments_say_the_next_step(named, tmp_path):
     whole = small()
-    cut = keras.Model(whole.inputs, keras.layers.Dense(2)(whole.layers[-2].output))
+    scaled = keras.Model(whole.inputs, whole(whole.inputs[0] * 2))
     features = tiny(kv.ViT)(include_top=False)
     (tmp_path / "x.foo").write_text("")
     images, labels = TRAIN
@@ -47,7 +47,7 @@ def test_wrong_arguments_say_the_next_step(named, tmp_path):
         (small(), (images, np.ones((48, 2))), {}, "several labels"),
         (small(), Unlabeled(*TRAIN), {}, "images, labels"),
         (small(), (batch for batch in Batched(*TRAIN)), {}, "iterator.*Pass a `PyD"),
-        (cut, TRAIN, {}, r"`model.preprocessing = whole.preprocessing`"),
+        (scaled, TRAIN, {}, r"`model.preprocessing = .* go into 'multiply"),
         (features, TRAIN, {}, r"Put pooling and a `keras.layers.Dense\(classes\)` on top"),
         (whole, tmp_path / "x.foo", {}, "is not a directory, an .npz or a .csv file. Expected"),
         (whole, "x.foo", {}, "'x.foo', which does not exist. Expected"),

@@ -111,10 +111,23 @@ def decode_image(file, channels: int = 3):
         f"{BYTES}: an image must have at most {MAX_PIXELS:,} pixels.",
     )
     with tf.control_dependencies([check]):
-        # Also decodes PNG and GIF.
-        return tf.io.decode_jpeg(
-            tf.identity(file), channels=channels, dct_method="INTEGER_ACCURATE"
-        )
+        file = tf.identity(file)
+    # Also decodes PNG. In color, because other grays than Pillow's are made from it, or none.
+    image = tf.cond(
+        tf.equal(tf.strings.substr(file, 0, 4), b"GIF8"),
+        lambda: tf.io.decode_image(file, 3, expand_animations=False),
+        lambda: tf.io.decode_jpeg(file, 3, dct_method="INTEGER_ACCURATE"),
+    )
+    image = tf.ensure_shape(image, (None, None, 3))
+    return image if channels == 3 else _gray(image)
+
+
+def _gray(image):
+    """Return Pillow's gray, a rounded sum in 16 bits of fractions, of a color image of uint8."""
+    import tensorflow as tf
+
+    sums = tf.tensordot(tf.cast(image, tf.int32), [[19595], [38470], [7471]], 1)
+    return tf.cast(tf.bitwise.right_shift(sums + (1 << 15), 16), tf.uint8)
 
 
 def _sides(file):
