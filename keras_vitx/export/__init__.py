@@ -6,12 +6,12 @@ The module can be called: `keras_vitx.export(model, path, format="onnx")`.
 import sys
 import types
 
-from keras_vitx.export.compare import verify
+from keras_vitx.export.check import verify
 from keras_vitx.export.export import export
 from keras_vitx.export.formats import FORMATS
-from keras_vitx.export.fuse import fuse
 from keras_vitx.export.predictor import Predictor, predictor
 from keras_vitx.export.record import Exported
+from keras_vitx.folding import fuse
 
 __all__ = ["Exported", "Predictor", "export", "fuse", "predictor", "verify"]
 

@@ -7,17 +7,17 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import keras
 
-from keras_vitx.export.compare import check_difference, check_tolerance, compare, named_batches
+from keras_vitx.export.check import check_difference, check_tolerance, compare, named_batches
 from keras_vitx.export.convert import convert
 from keras_vitx.export.formats import format_named, format_of, require
 from keras_vitx.export.formats.base import INPUT
-from keras_vitx.export.fuse import fuse_graph
-from keras_vitx.export.prepare import check, prepare
+from keras_vitx.export.graph import check, prepare
 from keras_vitx.export.record import (
     Exported,
     atomic_export,
@@ -25,6 +25,7 @@ from keras_vitx.export.record import (
     files_of,
     write_record,
 )
+from keras_vitx.folding import fuse as fused
 from keras_vitx.preprocessing import Preprocessing
 
 
@@ -154,7 +155,11 @@ def export(
     final, not_fused = graph, None
     if fuse:
         with _stage("fusing", seconds, verbose):
-            final, not_fused = fuse_graph(graph)
+            try:
+                networks = {name: fused(network) for name, network in graph.networks.items()}
+                final = replace(graph, networks=networks)
+            except ValueError as error:
+                not_fused = str(error)
     with atomic_export(path, kind) as temporary:
         with _stage("converting and running" if verify else "converting", seconds, verbose):
             results = convert(final, kind, temporary, imports, batches)

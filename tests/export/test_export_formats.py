@@ -9,7 +9,7 @@ from harness import BACKEND, FAMILIES, ROOT, array, close, precision, randomize
 
 import keras_vitx as kv
 from keras_vitx.export.formats import FORMATS
-from keras_vitx.export.prepare import output_names, with_outputs
+from keras_vitx.export.graph import output_names, with_outputs
 
 OWN = {"tensorflow": "saved_model", "jax": "stablehlo", "torch": "torch"}[BACKEND]
 on_tensorflow = pytest.mark.skipif(BACKEND != "tensorflow", reason="TensorFlow writes it")

@@ -8,8 +8,8 @@ import pytest
 from harness import array, precision
 
 from keras_vitx.export import verify
-from keras_vitx.export.compare import batches_for
-from keras_vitx.export.prepare import output_names
+from keras_vitx.export.check import batches_for
+from keras_vitx.export.graph import output_names
 from keras_vitx.layers import ImagePreprocessing
 
 pytestmark = pytest.mark.backend_free

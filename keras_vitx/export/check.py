@@ -15,7 +15,7 @@ from keras_vitx.backend import without_gradients
 from keras_vitx.export.convert import run_file
 from keras_vitx.export.formats import existing_format
 from keras_vitx.export.formats.base import HALF_DTYPES, Graph
-from keras_vitx.export.prepare import OUTPUTS, as_input, check, in_layout, input_dtype, prepare
+from keras_vitx.export.graph import OUTPUTS, as_input, check, in_layout, input_dtype, prepare
 from keras_vitx.export.record import read_record
 from keras_vitx.keras_internals import sublayers
 
