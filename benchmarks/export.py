@@ -85,11 +85,12 @@ def _add_lora(model) -> None:
 def cell(name: str, format: str, tiny: bool) -> dict:
     """Export one model to one format; return the figures or the reason why there are none."""
     import keras_vitx as kv
+    from keras_vitx.export.formats import FORMATS
 
     model = make(name, tiny)
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as directory:
-        path = Path(directory, f"model{kv.export.FORMATS[format].suffix}")
+        path = Path(directory, f"model{FORMATS[format].suffix}")
         try:
             exported = kv.export(model, path, format, verbose=False)
         except Exception as error:

@@ -16,8 +16,8 @@ from keras_vitx.backend import without_gradients
 from keras_vitx.data.images import normalize, pixels_of, with_channels
 from keras_vitx.data.predictions import class_names
 from keras_vitx.export import runtimes
+from keras_vitx.export.check import in_layout, input_dtype
 from keras_vitx.export.formats import existing_format, format_of
-from keras_vitx.export.graph import in_layout, input_dtype
 from keras_vitx.export.record import read_record
 from keras_vitx.layers import ImagePreprocessing
 from keras_vitx.outputs import outputs_of
