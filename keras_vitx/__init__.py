@@ -14,7 +14,10 @@ if backend.is_command() or backend.is_worker():
 
         if backend.is_worker():
             backend.choose()
-        return getattr(importlib.import_module("keras_vitx.api"), name)
+        api = importlib.import_module("keras_vitx.api")
+        # The import has bound the name of this function to its module.
+        globals()["export"] = api.export
+        return getattr(api, name)
 
 else:
     backend.choose()

@@ -1,7 +1,5 @@
 """The public names of the package, all of which `import keras_vitx` re-exports."""
 
-import typing as _typing
-
 from keras_vitx import (
     analysis,
     data,
@@ -14,18 +12,14 @@ from keras_vitx import (
 )
 from keras_vitx.backend import keep_memory
 from keras_vitx.data import decode_predictions
-from keras_vitx.export.fuse import fuse
+from keras_vitx.export.export import export
 from keras_vitx.export.predictor import predictor
+from keras_vitx.folding import fuse
 from keras_vitx.models import as_chain, count_macs, create_model, features, list_models
 from keras_vitx.models.sizes import *  # noqa: F403 - every family and size
 from keras_vitx.preprocessing import Preprocessing
 from keras_vitx.training import evaluate, fit
 from keras_vitx.weights.saving import load, push, save
-
-if _typing.TYPE_CHECKING:  # Editors do not see that the module can be called.
-    from keras_vitx.export.export import export
-else:
-    from keras_vitx import export
 
 
 def preprocess_input(images, model):

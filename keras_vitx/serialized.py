@@ -1,11 +1,13 @@
-"""The classes and functions that a serialized Keras object names."""
+"""Serialized Keras objects: the classes and functions that they name, and models made from them."""
 
 import contextlib
+import json
 import operator
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 
 from keras_vitx.keras_internals import sublayers
 
@@ -84,3 +86,41 @@ def check_registered(model: keras.Model) -> None:
             f"reads files by their names. Received: {names}, not registered. Decorate it with "
             '@keras.saving.register_keras_serializable(package="mine"), a lambda as a function.'
         )
+
+
+def packed(model: keras.Model) -> tuple[dict[str, Any], list[np.ndarray], dict[str, type]]:
+    """Return the config of a model, as from JSON and without how it is compiled; weights; classes.
+
+    The classes are those of its layers, by the names in the config. A `.keras` file would hold
+    quantized weights with their LoRA updates merged and rounded.
+    """
+    config = json.loads(
+        json.dumps(keras.saving.serialize_keras_object(model)),
+        object_hook=lambda each: {k: v for k, v in each.items() if k != "compile_config"},
+    )
+    # NumPy has no bfloat16.
+    dtypes = ["float32" if "float" in each.dtype else each.dtype for each in model.weights]
+    weights = map(keras.ops.cast, model.weights, dtypes)
+    name_of = keras.saving.get_registered_name
+    classes = {name_of(type(layer)): type(layer) for layer in sublayers(model)}
+    return config, list(map(keras.ops.convert_to_numpy, weights)), classes
+
+
+def unpacked(
+    config: dict[str, Any], weights: Sequence[np.ndarray], classes: Mapping[str, Any]
+) -> keras.Model:
+    """Return a new model from what `packed` returned."""
+    model = keras.saving.deserialize_keras_object(config, custom_objects=classes)
+    model.set_weights(weights)
+    for layer in sublayers(model):
+        # `Normalization` derives the tensors of its call from its weights.
+        if hasattr(layer, "finalize_state"):
+            layer.finalize_state()
+    return model
+
+
+def remade(model: keras.Model, change: Callable[[dict[str, Any]], Any] = id) -> keras.Model:
+    """Return a copy of a model with its own weights, after a change of its config in place."""
+    config, weights, classes = packed(model)
+    change(config)
+    return unpacked(config, weights, classes)

@@ -18,14 +18,15 @@ PACKAGE = ROOT / "keras_vitx"
 LEAVES = {"files", "text", "backend", "keras_internals", "outputs", "losses"}
 LEAVES |= {"drawing", "positions", "preprocessing", "serialized"}
 ALL = {"layers", "weights", "models", "data", "training", "export", "analysis", "robustness"}
-ALL |= {"segmentation"}
+ALL |= {"segmentation", "folding"}
 ARROWS = {
     "layers": set(),
     "weights": set(),
     "models": {"layers", "weights"},
     "data": set(),
     "training": {"data"},
-    "export": {"data", "layers"},
+    "folding": {"layers"},
+    "export": {"data", "layers", "folding"},
     "analysis": {"data", "layers"},
     "robustness": {"training"},
     "segmentation": {"models", "data", "training"},
@@ -59,7 +60,7 @@ def parts_imported(path):
     for line, module, name in imports(path):
         if module == "keras_vitx" or module.startswith("keras_vitx."):
             parts = module.split(".")[1:] or [name or ""]
-            known = parts[0] if (PACKAGE / parts[0]).exists() or parts[0] in LEAVES else ""
+            known = parts[0] if (PACKAGE / parts[0]).exists() or parts[0] in LEAVES | ALL else ""
             yield line, known
 
 

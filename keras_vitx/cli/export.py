@@ -8,7 +8,6 @@ from typing import Literal
 
 from typer import Argument, Option
 
-import keras_vitx as kv
 from keras_vitx.cli._options import Backend, ModelOrFile, Overwrite, Weights, is_size, open_model
 from keras_vitx.cli._output import say
 
@@ -52,6 +51,9 @@ def main(
     image_size: list[str] | None = Option(
         None, help="Another size of a SavedModel. Repeatable.", metavar="HEIGHTxWIDTH"
     ),
+    opset: int | None = Option(
+        None, help="Version of ONNX's operations, from 17 to 23. Default: 20.", metavar="NUMBER"
+    ),
     fuse: bool = Option(True, help="Fold the norms of attention maps into weights first."),
     verify: bool = Option(True, help="Run the result in its own runtime and compare its outputs."),
     tolerance: float | None = Option(
@@ -64,11 +66,11 @@ def main(
     backend: Backend = None,
 ) -> None:
     """Write a file that runs without this package."""
-    from keras_vitx.export.formats import format_named, format_of, require
+    from keras_vitx.api import export
+    from keras_vitx.export.formats import format_to_write
     from keras_vitx.export.record import check_destination
 
-    kind = format_named(format) if format else format_of(output)
-    require(kind)
+    kind = format_to_write(output, format)
     check_destination(output, kind, overwrite)
     if pixels and not preprocessing:
         raise ValueError("`--pixels` needs `--preprocessing`.")
@@ -80,6 +82,7 @@ def main(
         "precision": precision,
         "compute_dtype": compute_dtype,
         "data_format": "channels_first" if channels_first else "channels_last",
+        "opset": opset,
         "fuse": fuse,
         "verify": verify,
         "tolerance": tolerance,
@@ -96,7 +99,7 @@ def main(
         sys.path.append(os.getcwd())
     for module in imports or ():
         importlib.import_module(module)
-    exported = kv.export(open_model(model, weights), output, kind.name, **options)
+    exported = export(open_model(model, weights), output, kind.name, **options)
     images = exported.inputs.get("images", {})
     sides = ", ".join("any" if side is None else str(side) for side in images.get("shape", ()))
     say(f"{kind.name}: {exported.path}, {exported.size / 1e6:.1f} MB")

@@ -1,25 +1,15 @@
 """Export of any built image model to formats that run without this package.
 
-The module can be called: `keras_vitx.export(model, path, format="onnx")`.
+`keras_vitx.export` is the function of this name; its module is `sys.modules[__name__]`.
 """
 
-import sys
-import types
-
-from keras_vitx.export.compare import verify
+from keras_vitx.export.check import verify
 from keras_vitx.export.export import export
 from keras_vitx.export.formats import FORMATS
-from keras_vitx.export.fuse import fuse
 from keras_vitx.export.predictor import Predictor, predictor
 from keras_vitx.export.record import Exported
 
-__all__ = ["Exported", "Predictor", "export", "fuse", "predictor", "verify"]
+__all__ = ["FORMATS", "Exported", "Predictor", "export", "predictor", "verify"]
 
-
-class _CallableModule(types.ModuleType):
-    """A module that is called like `export`: Python looks up `__call__` on the type."""
-
-    __call__ = staticmethod(export)
-
-
-sys.modules[__name__].__class__ = _CallableModule
+# `keras_vitx.export.verify` is read from the function.
+export.Exported, export.Predictor, export.verify = Exported, Predictor, verify

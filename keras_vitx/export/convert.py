@@ -13,18 +13,20 @@ import tempfile
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
-from keras import ops
 
 from keras_vitx.export import runtimes
 from keras_vitx.export.formats import FORMATS
-from keras_vitx.export.formats.base import Format, Graph, file_arithmetic
-from keras_vitx.keras_internals import sublayers
+from keras_vitx.export.graph import Format, Graph
+from keras_vitx.serialized import objects_in, packed, unpacked
 
 REQUEST = "request.json"
 INPUTS, OUTPUTS = "inputs.npz", "outputs.npz"
+PLAIN = ("outputs", "classes", "size", "data_format", "precision", "compute_dtype", "opset", "top")
+"""The fields of a graph besides its layers."""
 PACKAGES = {"keras", "keras_vitx", "builtins"}
 """Packages whose classes and functions every process can import."""
 
@@ -38,38 +40,27 @@ def convert(
 ) -> dict[str, np.ndarray]:
     """Write a graph under the format's backend; return the file's outputs for `batches`, if any."""
     if keras.backend.backend() == format.backend:
-        with file_arithmetic(graph, format):
-            format.write(graph, path)
+        format.write(graph.in_dtypes_of(format), path)
         return {} if batches is None else run_file(path, format, batches)
-    names = ("outputs", "precision", "compute_dtype", "classes", "top")
-    request = {
-        "format": format.name,
-        "imports": list(imports),
-        "custom": custom_objects(graph.model, imports),
-        "graph": {name: getattr(graph, name) for name in names},
-    }
     with tempfile.TemporaryDirectory(dir=path.parent) as directory:
-        directory = Path(directory)
+        directory, configs = Path(directory), {}
+        for name, network in graph.networks.items():
+            configs[name], weights, classes = packed(network)
+            np.savez(directory / f"{name}.npz", *weights)
+        layer = graph.preprocessing
+        request = {
+            "format": format.name,
+            "imports": list(imports),
+            "custom": custom_objects(configs["serve"], classes, imports),
+            "networks": configs,
+            "preprocessing": layer and keras.saving.serialize_keras_object(layer),
+            "graph": {name: getattr(graph, name) for name in PLAIN},
+        }
         (directory / REQUEST).write_text(json.dumps(request))
-        for name, model in graph.models.items():
-            model.save(directory / f"{name}.keras")
-            weights = lora_variables(model).items()
-            arrays = {key: ops.convert_to_numpy(ops.cast(each, "float32")) for key, each in weights}
-            np.savez(directory / f"{name}.npz", **arrays)
         if batches is not None:
             np.savez(directory / INPUTS, **batches)
         run_python("-m", "keras_vitx.export.convert", directory, path, backend=format.backend)
         return {} if batches is None else dict(np.load(directory / OUTPUTS))
-
-
-def lora_variables(model: keras.Model) -> dict[str, keras.Variable]:
-    """Return the weights of quantized layers with LoRA, which Keras merges and rounds on saving."""
-    return {
-        f"{index}.{variable.name}": variable
-        for index, layer in enumerate(sublayers(model))
-        if layer.quantization_mode and getattr(layer, "lora_enabled", False)
-        for variable in layer.weights
-    }
 
 
 def run_file(
@@ -83,21 +74,17 @@ def run_file(
         return dict(np.load(outputs))
 
 
-def custom_objects(model: keras.Model, imports: Sequence[str] = ()) -> dict[str, list[str]]:
+def custom_objects(
+    config: dict[str, Any], classes: Mapping[str, type], imports: Sequence[str] = ()
+) -> dict[str, list[str]]:
     """Return the modules and names of a model's custom classes and functions, by registered name.
 
     They are those of its layers, and registered ones that its config names: a module that only a
     config names is never imported.
     """
-    # An export does not need the compile config.
-    config = json.loads(model.to_json(), object_hook=lambda d: {**d, "compile_config": None})
-    text, registered = json.dumps(config), keras.saving.get_custom_objects()
-    name_of = keras.saving.get_registered_name
-    objects = {name_of(type(layer)): type(layer) for layer in sublayers(model)}
-    objects |= {name: each for name, each in registered.items() if json.dumps(name) in text}
     locations = {}
-    for name, each in objects.items():
-        if each.__module__.partition(".")[0] in PACKAGES:
+    for name, each in [*objects_in(config), *classes.items()]:
+        if each is None or each.__module__.partition(".")[0] in PACKAGES:
             continue
         if each.__module__ != "__main__" and "<locals>" not in each.__qualname__:
             locations[name] = [each.__module__, each.__qualname__]
@@ -159,18 +146,16 @@ def main(directory: str, path: str) -> None:
         name: operator.attrgetter(attribute)(sys.modules[module])
         for name, (module, attribute) in request["custom"].items()
     }
-    models = {
-        file.stem: keras.saving.load_model(file, custom, compile=False)
-        for file in directory.glob("*.keras")
-    }
-    for name, model in models.items():
-        arrays = np.load(directory / f"{name}.npz")
-        for key, variable in lora_variables(model).items():
-            variable.assign(arrays[key])
-    format = FORMATS[request["format"]]
-    convert(Graph(models, **request["graph"]), format, Path(path))
+    networks = {}
+    for name, config in request["networks"].items():
+        with np.load(directory / f"{name}.npz") as weights:
+            networks[name] = unpacked(config, list(weights.values()), custom)
+    layer = request["preprocessing"]
+    layer = layer and keras.saving.deserialize_keras_object(layer)
+    graph = Graph(networks, preprocessing=layer, **request["graph"])
+    convert(graph, FORMATS[request["format"]], Path(path))
     if (directory / INPUTS).exists():
-        runtimes.main(format.name, path, directory / INPUTS, directory / OUTPUTS)
+        runtimes.main(request["format"], path, directory / INPUTS, directory / OUTPUTS)
 
 
 if __name__ == "__main__":

@@ -1,23 +1,22 @@
 """`keras_vitx.export(model, path, format=...)`."""
 
 import contextlib
-import gc
 import importlib.metadata
 import os
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import keras
 
-from keras_vitx.export.compare import check_difference, check_tolerance, compare, named_batches
+from keras_vitx.export.check import check_tolerance, compare, named_batches
 from keras_vitx.export.convert import convert
-from keras_vitx.export.formats import format_named, format_of, require
-from keras_vitx.export.formats.base import INPUT
-from keras_vitx.export.fuse import fuse_graph
-from keras_vitx.export.prepare import check, prepare
+from keras_vitx.export.formats import format_to_write
+from keras_vitx.export.graph import INPUT, check, graph_of
 from keras_vitx.export.record import (
     Exported,
     atomic_export,
@@ -25,22 +24,13 @@ from keras_vitx.export.record import (
     files_of,
     write_record,
 )
+from keras_vitx.folding import fuse as fused
 from keras_vitx.preprocessing import Preprocessing
 
-
-@contextlib.contextmanager
-def _without_garbage_collection() -> Iterator[None]:
-    """Disable garbage collection, which takes a tenth of the time of an export."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
+LOCK = threading.RLock()
+"""Held by an export: the tracers of PyTorch have one state for all threads."""
 
 
-@_without_garbage_collection()
 def export(
     model: keras.Model,
     path: str | os.PathLike,
@@ -53,6 +43,7 @@ def export(
     compute_dtype: str | None = None,
     data_format: str = "channels_last",
     image_sizes: Sequence[tuple[int, int]] = (),
+    opset: int | None = None,
     fuse: bool = True,
     verify: bool = True,
     images: Any = None,
@@ -74,7 +65,8 @@ def export(
 
     The input is named `images`, `(batch, height, width, channels)`, with any batch size. The
     output is named `probabilities`, `logits` or `features`; several outputs have the names of the
-    model's. `model` is not modified.
+    model's. One sigmoid output, `(batch, 1)`, is the probability of the second of two classes.
+    `model` is not modified. Of several threads, one exports at a time.
 
     If the format needs another backend than the model's, the model goes through a temporary
     `.keras` file to a second process, which runs that backend. It imports the modules that define
@@ -86,7 +78,7 @@ def export(
         path: The file or directory to write, atomically, with a record of the export beside it,
             `<name>.json` (`export.json` inside a directory).
         format: A name in the table. None means the format of the suffix of `path`, or
-            `saved_model` without one.
+            `saved_model` without one; other suffixes are an error.
         preprocessing: Whether the file takes pixels, uint8, and resizes, crops and
             normalizes them as `ImagePreprocessing`. `(height, width)` is the size of the
             pixels. True means any size in a SavedModel and in ONNX, and in the other formats
@@ -109,6 +101,8 @@ def export(
         image_sizes: Other `(height, width)` of a SavedModel's images, each with its own
             signature, such as `serve_256x192`. Position embeddings are resampled; all other
             weights are stored once.
+        opset: Version of ONNX's operations, from 17 to 23. None means 20. Below it, as ONNX Runtime
+            before 1.17 (19) and TensorRT 8.6 (17) need, GELU is several operations.
         fuse: Whether to fold the normalizations of attention maps first, by `keras_vitx.fuse`. If
             that fails, the model is exported unfused, and `Exported.not_fused` is the reason.
         verify: Whether to run the file in its own runtime and compare its outputs with the
@@ -117,7 +111,7 @@ def export(
             of the shipped Fashion-MNIST sample.
         tolerance: Largest difference allowed; None means the default of `verify`.
         overwrite: Whether to replace a file of the same format at `path`. Anything else is
-            never replaced.
+            never replaced; `assets.extra` of a SavedModel, a server's requests to warm up, stays.
         imports: Names of modules that the second process imports first, such as one that also
             registers classes that a notebook defines.
         verbose: Whether to print one line per stage to standard error.
@@ -130,7 +124,6 @@ def export(
             process fails (`ChildProcessError`).
     """
     path = Path(path).expanduser()
-    kind = format_named(format) if format else format_of(path)
     check_tolerance(tolerance)
     are_names = not isinstance(imports, str) and all(isinstance(name, str) for name in imports)
     check(are_names, '`imports` must be module names such as ("my_module",).', imports)
@@ -144,52 +137,43 @@ def export(
         "compute_dtype": compute_dtype,
         "data_format": data_format,
         "image_sizes": list(image_sizes),
+        "opset": opset,
     }
-    graph = prepare(model, kind, **options)
-    require(kind)
-    check_destination(path, kind, overwrite)
-    batches = named_batches(graph, images) if verify else None
-
+    kind = format_to_write(path, format)
     seconds: dict[str, float] = {}
-    final, not_fused = graph, None
-    if fuse:
-        with _stage("fusing", seconds, verbose):
-            final, not_fused = fuse_graph(graph)
-    with atomic_export(path, kind) as temporary:
-        with _stage("converting and running" if verify else "converting", seconds, verbose):
-            results = convert(final, kind, temporary, imports, batches)
-        difference = top1 = latency = None
-        if verify:
-            with _stage("comparing", seconds, verbose):
-                difference, top1 = compare(results, graph, batches)
-            check_difference(difference, tolerance, graph, path)
-            latency = float(results["latency_ms"])
-        versions = {}
-        for package in ("keras", "keras-vitx", *kind.needs):
-            with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-                versions[package] = importlib.metadata.version(package)
-        (spec,) = graph.model.inputs
-        dtype = keras.backend.standardize_dtype(spec.dtype)
-        input_spec = {"shape": list(spec.shape), "dtype": dtype}
-        normalization = getattr(model, "preprocessing", None)
-        if isinstance(normalization, Preprocessing) and not preprocessing:
-            input_spec["preprocessing"] = normalization.to_dict()
-        exported = Exported(
-            path=path,
-            difference=difference,
-            format=kind.name,
-            inputs={INPUT: input_spec},
-            outputs=graph.outputs,
-            classes=graph.classes,
-            options=options,
-            not_fused=not_fused,
-            top1=top1,
-            latency_ms=latency,
-            size=sum(file.stat().st_size for file in files_of(temporary, kind)),
-            seconds=seconds,
-            versions=versions,
-        )
-        write_record(exported, temporary, kind)
+    found: dict[str, Any] = {"options": options, "seconds": seconds, "versions": {}}
+    with LOCK:
+        graph = final = graph_of(model, kind, **options)
+        check_destination(path, kind, overwrite)
+        batches = named_batches(graph, images) if verify else None
+        if fuse:
+            with _stage("fusing", seconds, verbose):
+                try:
+                    networks = {name: fused(network) for name, network in graph.networks.items()}
+                    final = replace(graph, networks=networks)
+                except ValueError as error:
+                    found["not_fused"] = str(error)
+        with atomic_export(path, kind) as temporary:
+            with _stage("converting and running" if verify else "converting", seconds, verbose):
+                results = convert(final, kind, temporary, imports, batches)
+            difference = None
+            if verify:
+                with _stage("comparing", seconds, verbose):
+                    difference, found["top1"] = compare(results, graph, batches, tolerance, path)
+                found["latency_ms"] = float(results["latency_ms"])
+            found["size"] = sum(file.stat().st_size for file in files_of(temporary, kind))
+            for package in ("keras", "keras-vitx", *kind.needs):
+                with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+                    found["versions"][package] = importlib.metadata.version(package)
+            (spec,) = graph.model.inputs
+            dtype = keras.backend.standardize_dtype(spec.dtype)
+            inputs = {"shape": list(spec.shape), "dtype": dtype}
+            normalization = getattr(model, "preprocessing", None)
+            if isinstance(normalization, Preprocessing) and not preprocessing:
+                inputs["preprocessing"] = normalization.to_dict()
+            form = (kind.name, {INPUT: inputs}, graph.outputs, graph.classes)
+            exported = Exported(path, difference, *form, **found)
+            write_record(exported, temporary, kind)
     return exported
 
 

@@ -3,14 +3,23 @@
 import contextlib
 import hashlib
 import json
+import shutil
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from keras_vitx.export.formats import format_of
-from keras_vitx.export.formats.base import Format
+from keras_vitx.export.graph import Format
 from keras_vitx.files import check_writable, move, remove_stale, temporary_beside
+
+WRITTEN = ("saved_model.pb", "fingerprint.pb", "variables", "assets")
+"""What TensorFlow writes into the directory of a SavedModel."""
+
+ADDED = ("export.json", "assets.extra", "keras_metadata.pb", "debug")
+"""What else belongs there: the record, a server's requests to warm up, files of older versions."""
+
+SYSTEM = (".DS_Store", "._*", ".nfs*", "Thumbs.db", "desktop.ini")
+"""What operating systems put into any directory."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +34,8 @@ class Exported:
         inputs: Shape and dtype of each input, by name; None is any size. `preprocessing` is what
             images need before, if it is not in the file.
         outputs: Names of the outputs.
-        classes: Names of the classes, in the order of the outputs; empty without a classifier.
+        classes: Names of the classes, in the order of the outputs; empty without a classifier. One
+            sigmoid output has two, and is the probability of the second one.
         options: The arguments of the export that change the file.
         not_fused: Why the model could not be fused; None if it was, or with `fuse=False`.
         top1: Fraction of images with the same largest output; None without a classifier.
@@ -84,19 +94,22 @@ def _digest(path: Path, format: Format, record: dict[str, Any]) -> str:
 
 
 def files_of(path: Path, format: Format) -> list[Path]:
-    """Return a file and its companion, or all files of a directory, without the record."""
-    if not format.suffix:
-        record = record_path(path, format)
-        return sorted(each for each in path.rglob("*") if each.is_file() and each != record)
-    return [path, path.with_suffix(format.companion)] if format.companion else [path]
+    """Return a file and its companion, or all files of a directory that the format wrote."""
+    if format.suffix:
+        return [path, path.with_suffix(format.companion)] if format.companion else [path]
+    inside = [each for name in WRITTEN for each in (path / name, *(path / name).rglob("*"))]
+    return sorted(each for each in inside if each.is_file() and not _is_of_the_system(each))
+
+
+def _is_of_the_system(path):
+    return any(map(path.match, SYSTEM))
 
 
 def check_destination(path: Path, format: Format, overwrite: bool = False) -> None:
     """Check that a file of the format may be written to `path`."""
-    if format_of(path) is not format:
-        expected = f"end in {format.suffix}" if format.suffix else "not end in another's suffix"
+    if not path.name:
         raise ValueError(
-            f"`path` must {expected} for the format {format.name!r}. Received: {str(path)!r}."
+            f"`path` must be the name of a file or directory. Received: {str(path)!r}."
         )
     check_writable(path)
     remove_stale(path)
@@ -108,8 +121,11 @@ def check_destination(path: Path, format: Format, overwrite: bool = False) -> No
                 f"path: {str(companion)!r} exists, where {format.title} would be written."
             )
         return
-    is_file = path.is_file() if format.suffix else path.is_dir()
-    if path.is_symlink() or not is_file or not format.matches(path):
+    own = path.is_file() if format.suffix else path.is_dir()
+    if own and not format.suffix:
+        inside = {each.name for each in path.iterdir() if not _is_of_the_system(each)}
+        own = inside <= {*WRITTEN, *ADDED}
+    if path.is_symlink() or not own or not format.matches(path):
         raise FileExistsError(
             f"path: {str(path)!r} exists and holds other things than {format.title}; "
             "choose a new path."
@@ -131,6 +147,8 @@ def atomic_export(path: Path, format: Format) -> Iterator[Path]:
         yield temporary
         if format.suffix:
             record_path(temporary, format).replace(record_path(path, format))
+        elif (path / "assets.extra").is_dir():
+            shutil.copytree(path / "assets.extra", temporary / "assets.extra")
         if format.companion:
             if path.exists():
                 path.replace(temporary.with_name("old"))

@@ -5,7 +5,6 @@ that can import neither Keras nor keras_vitx, and neither does this module.
 """
 
 import atexit
-import gc
 import os
 import shutil
 import statistics
@@ -115,28 +114,21 @@ def _stablehlo(path):
 
 
 def main(format, path, inputs, outputs):
-    """Write the outputs of each batch as `<batch>.<name>`, and `latency_ms`."""
+    """Write the outputs of each batch as `<batch>.<name>`, and `latency_ms`, a median."""
     # Block loaded submodules, too: Python would not look for them in their parents.
     loaded = [name for name in sys.modules if name.split(".")[0] in ("keras", "keras_vitx")]
     sys.modules.update(dict.fromkeys(["keras", "keras_vitx", *loaded]))
     batches = dict(np.load(inputs))
     run = load(format, path)
-    results = {
-        f"{key}.{name}": value
-        for key, images in batches.items()
-        for name, value in run(images).items()
-    }
-    np.savez(outputs, latency_ms=_latency(run, next(iter(batches.values()))[:1]), **results)
-
-
-def _latency(run, images):
-    """Return the median latency of a batch in milliseconds, after two warm-up runs."""
-    times, end = [], time.perf_counter() + SECONDS
+    found = {key: run(images) for key, images in batches.items()}
+    results = {f"{key}.{name}": each for key, row in found.items() for name, each in row.items()}
+    one, times, end = next(iter(batches.values()))[:1], [], time.perf_counter() + SECONDS
     while len(times) < 3 or (len(times) < MAX_RUNS and time.perf_counter() < end):
         start = time.perf_counter()
-        run(images)
+        run(one)
         times.append(1000 * (time.perf_counter() - start))
-    return statistics.median(times[2:])
+    # The first two warm up.
+    np.savez(outputs, latency_ms=statistics.median(times[2:]), **results)
 
 
 def end_with_parent(directory):
@@ -155,7 +147,5 @@ def end_with_parent(directory):
 
 
 if __name__ == "__main__":
-    # Garbage collection would find nothing, in a tenth of the time.
-    gc.disable()
     end_with_parent(os.path.dirname(sys.argv[3]))
     main(*sys.argv[1:])

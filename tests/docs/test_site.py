@@ -8,6 +8,7 @@ import inspect
 import json
 import os
 import re
+import sys
 import types
 from pathlib import Path
 
@@ -24,7 +25,8 @@ PAGES = sorted(DOCS.rglob("*.md"))
 TEXTS = [*PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "weights" / "README.md"]
 MODULES = [name for name, value in vars(kv).items()
            if isinstance(value, types.ModuleType) and hasattr(kv.api, name)]  # fmt: skip
-MODULES.append("analysis.measures")
+# The last is a function, which has the other public names of its module.
+MODULES += ["analysis.measures", "export"]
 DOCUMENTED = [
     name
     for page in PAGES
@@ -45,10 +47,11 @@ def public_names():
 
 
 def found(path):
-    value = kv
-    for name in path.split(".")[1:]:
-        value = getattr(value, name)
-    return value
+    owner, _, name = path.rpartition(".")
+    if not owner:
+        return kv
+    value = found(owner)
+    return getattr(value if hasattr(value, name) else sys.modules[owner], name)
 
 
 PUBLIC = list(public_names())

@@ -1,11 +1,13 @@
 """Arguments that are refused before anything is written."""
 
 import importlib.util
+import inspect
+import pickle
 
 import keras
 import numpy as np
 import pytest
-from harness import FAMILIES
+from harness import FAMILIES, run_python
 
 import keras_vitx as kv
 from keras_vitx.export.formats import FORMATS
@@ -35,6 +37,13 @@ WRONG = [
     ({"imports": "my_module"}, "`imports` must be module names"),
     ({"tolerance": float("nan")}, "`tolerance` must be"),
     ({"tolerance": "small"}, "`tolerance` must be"),
+    ({"opset": 20}, r"`opset` must be None, .* Received: \('saved_model', 20\)"),
+    ({"format": "onnx", "opset": 16}, r"`opset` must be None, or one of \(17, 18,"),
+    *(
+        ({"path": f"m{suffix}"}, r"`path` must end in one of \.onnx, .* without a suffix")
+        for suffix in (".keras", ".h5", ".pt", ".engine", ".ONNX2")
+    ),
+    ({"path": "/"}, "`path` must be the name of a file"),
 ]
 
 
@@ -45,6 +54,31 @@ def test_wrong_arguments(unused, tmp_path, options, message):
     with pytest.raises(ValueError, match=message):
         kv.export(unused, tmp_path / options.pop("path"), verbose=False, **options)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_export_is_a_function():
+    """As process pools and editors need it."""
+    assert pickle.loads(pickle.dumps(kv.export)) is kv.export
+    assert list(inspect.signature(kv.export).parameters)[:3] == ["model", "path", "format"]
+    assert kv.export.__doc__.startswith("Export a model") and kv.export.verify
+
+
+COMMAND = """
+import sys
+sys.argv = ["keras-vitx"]
+import keras_vitx as kv
+print(callable(kv.fuse), type(kv.export).__name__)
+"""
+
+
+def test_export_is_a_function_for_commands():
+    """Whose names are imported when they are read."""
+    assert run_python(COMMAND).stdout.split() == ["True", "function"]
+
+
+def one_linear_output():
+    images = keras.Input((8, 8, 3))
+    return keras.Model(images, keras.layers.Dense(1)(keras.layers.Flatten()(images)))
 
 
 def two_inputs():
@@ -69,6 +103,7 @@ def any_channels():
         (two_inputs, {}, "must be a built Keras model of images"),
         (any_channels, {}, "must be a built Keras model of images"),
         (lambda: FAMILIES["ViT"](include_top=False), {"serving": 3}, "must end in a classifier"),
+        (one_linear_output, {"outputs": "probabilities"}, "`outputs` must be None or 'logits'"),
     ],
 )
 def test_wrong_models(make, options, message, tmp_path):

@@ -1,6 +1,8 @@
 """Each format from the backend of this run, opened in its own runtime."""
 
+import dataclasses
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import keras
 import numpy as np
@@ -9,7 +11,8 @@ from harness import BACKEND, FAMILIES, ROOT, array, close, precision, randomize
 
 import keras_vitx as kv
 from keras_vitx.export.formats import FORMATS
-from keras_vitx.export.prepare import output_names, with_outputs
+from keras_vitx.export.graph import output_names, with_outputs
+from keras_vitx.keras_internals import sublayers
 
 OWN = {"tensorflow": "saved_model", "jax": "stablehlo", "torch": "torch"}[BACKEND]
 on_tensorflow = pytest.mark.skipif(BACKEND != "tensorflow", reason="TensorFlow writes it")
@@ -179,29 +182,127 @@ def functional(activation=None):
 
 @pytest.mark.backend_free
 def test_names_of_outputs():
-    assert output_names(functional()) == ("logits",)
-    assert output_names(functional("softmax")) == ("probabilities",)
-    assert output_names(FAMILIES["ViT"](include_top=False)) == ("features",)
-    assert output_names(FAMILIES["RefinedViT"](dense_head=True)) == ("probabilities",)
+    def names(model):
+        return output_names(model)[1]
+
+    assert names(functional()) == ("logits",)
+    assert names(functional("softmax")) == ("probabilities",)
+    assert names(FAMILIES["ViT"](include_top=False)) == ("features",)
+    assert names(FAMILIES["RefinedViT"](dense_head=True)) == ("probabilities",)
     model = functional()
     whole = keras.Model(model.input, model(model.input))
-    assert output_names(whole) == ("logits",)
+    assert names(whole) == ("logits",)
     softmax = keras.Model(model.input, keras.ops.softmax(model.output))
-    assert output_names(softmax) == ("probabilities",)
+    assert names(softmax) == ("probabilities",)
     other = keras.layers.Dense(2, name="b")(model.layers[-2].output)
-    assert output_names(keras.Model(model.input, [model.output, other])) == ("a", "b")
+    assert names(keras.Model(model.input, [model.output, other])) == ("a", "b")
     named = keras.Model(model.input, {"head": model.output, "aux": other})
-    assert output_names(named) == ("aux", "head")
+    assert names(named) == ("aux", "head")
+
+
+def classifiers():
+    """Models whose last activation is in their last layer, after it, or in a model inside."""
+    images = keras.Input((8, 8, 3))
+    dense, softmax = functional(), functional("softmax")
+    own = FAMILIES["ViT"](input_shape=(8, 8, 3))
+    yield from (softmax, own, keras.Sequential([images, own]), keras.Model(images, own(images)))
+    yield keras.Model(images, keras.layers.Softmax()(dense(images)))
+    yield keras.Model(images, keras.layers.Activation("linear")(softmax(images)))
+    yield keras.Model(images, keras.ops.softmax(dense(images)))
+    adapted = keras.layers.Normalization()
+    adapted.adapt(np.arange(2 * 8 * 8 * 3, dtype="float32").reshape(2, 8, 8, 3))
+    yield keras.Sequential([images, adapted, dense, keras.layers.Activation("softmax")])
 
 
 @pytest.mark.backend_free
 def test_logits_and_probabilities_of_any_classifier():
     images = np.random.default_rng(0).normal(size=(2, 8, 8, 3)).astype("float32")
-    for model in (functional("softmax"), FAMILIES["ViT"](input_shape=(8, 8, 3))):
-        logits = with_outputs(model, "logits")
-        again = with_outputs(logits, "probabilities")
-        assert output_names(logits) == ("logits",)
-        close(array(keras.ops.softmax(logits(images))), array(model(images)))
-        close(array(again(images)), array(model(images)))
+    for model in classifiers():
+        before = array(model(images))
+        logits = with_outputs(model, "softmax", "logits")
+        again = with_outputs(logits, "logits", "probabilities")
+        assert output_names(logits) == ("logits", ("logits",))
+        close(array(keras.ops.softmax(logits(images))), before)
+        close(array(again(images)), before)
+        close(array(model(images)), before)
     with pytest.raises(ValueError, match="must end in a classifier"):
-        with_outputs(FAMILIES["ViT"](include_top=False), "logits")
+        with_outputs(FAMILIES["ViT"](include_top=False), None, "logits")
+
+
+def test_sequential_model(tmp_path):
+    network = FAMILIES["ViT"](include_top=False, pooling="token")
+    layers = [keras.Input(network.input_shape[1:]), network, keras.layers.Dense(4)]
+    model = keras.Sequential([*layers, keras.layers.Softmax()])
+    randomize(model)
+    exported = exported_to(tmp_path, model, OWN, outputs="logits")
+    assert exported.outputs == ("logits",) and exported.difference <= 1e-5
+
+
+def test_one_sigmoid_output_has_two_classes(tmp_path):
+    model = randomized("ViT", classes=1, classifier_activation="sigmoid")
+    model.class_names = ("cat", "dog")
+    exported = exported_to(tmp_path, model, OWN, preprocessing=model.input_shape[1:3])
+    assert exported.classes == ("cat", "dog") and exported.outputs == ("probabilities",)
+    photos = np.random.default_rng(0).integers(0, 256, (4, *model.input_shape[1:])).astype("uint8")
+    found, expected = (
+        [dict(pair[1:] for pair in row) for row in kv.predictor(each, trust=True)(list(photos))]
+        for each in (exported.path, model)
+    )
+    assert len({row["dog"] for row in expected}) > 1
+    for row, other in zip(found, expected, strict=True):
+        assert row == pytest.approx(other, abs=1e-5) and sum(row.values()) == pytest.approx(1)
+
+
+@on_torch
+@pytest.mark.parametrize(
+    "opset, gelus, ir_version", [(17, 0, 8), (19, 0, 9), (20, 3, 9), (23, 3, 11)]
+)
+def test_versions_of_onnx(opset, gelus, ir_version, tiny, tmp_path):
+    import onnx
+
+    # Averages and equal parts, whose operations differ before 18.
+    model = tiny(include_top=False, pooling="avg")
+    exported = exported_to(tmp_path, model, "onnx", opset=opset)
+    written = onnx.load(exported.path)
+    assert [each.version for each in written.opset_import] == [opset]
+    # ONNX Runtime 1.16 reads versions up to 9.
+    assert written.ir_version == ir_version and exported.difference <= 1e-5
+    assert operations_of(exported.path).count("Gelu") == gelus
+    (images,) = written.graph.input
+    assert images.type.tensor_type.shape.dim[0].dim_param == "batch"
+
+
+@pytest.mark.backend_free
+@pytest.mark.parametrize("format", ["onnx", "openvino"])
+def test_an_output_with_the_name_of_the_input(format, tmp_path):
+    images = keras.Input((8, 8, 3))
+    model = keras.Model(images, {"images": keras.layers.Conv2D(2, 1)(images), "b": images})
+    with pytest.raises(ValueError, match="must not have an output named 'images'"):
+        exported_to(tmp_path, model, format)
+
+
+@on_torch
+def test_half_precision_leaves_the_model_alone(monkeypatch, tiny, tmp_path):
+    """What another thread sees during an export."""
+    images, policies = keras.Input((32, 16, 3)), []
+    model = keras.Model(images, tiny(depth=1)(images))
+
+    def write(graph, path):
+        for each in (model, graph.model):
+            policies.append({layer.dtype_policy.name for layer in sublayers(each)})
+        path.touch()
+
+    kind = dataclasses.replace(FORMATS["torch"], write=write)
+    monkeypatch.setitem(FORMATS, "torch", kind)
+    exported_to(tmp_path, model, "torch", compute_dtype="float16", verify=False)
+    assert policies == [{"float32"}, {"float32", "mixed_float16"}]
+
+
+@on_torch
+def test_threads_export_one_at_a_time(tiny, tmp_path):
+    def export(index):
+        directory = tmp_path / str(index)
+        return exported_to(directory, tiny(depth=1), "torch", verify=False).path.stat().st_size
+
+    with ThreadPoolExecutor(2) as pool:
+        assert min(pool.map(export, range(2))) > 0

@@ -121,6 +121,26 @@ def test_a_file_of_too_many_pixels_is_not_decoded(served, format):
         signature(image_bytes=tf.constant([header(format, 30_000, 30_000)]))
 
 
+def test_one_sigmoid_output_has_two_classes(tmp_path):
+    tf = pytest.importorskip("tensorflow")
+    options = {"classes": 1, "classifier_activation": "sigmoid", "input_shape": (24, 32, 3)}
+    model = kv.ViT(16, 1, 2, patch_size=8, **options)
+    randomize(model)
+    model.class_names = ("cat", "dog")
+    path = kv.export(model, tmp_path / "1", serving=2, verify=False, verbose=False).path
+    signature = tf.saved_model.load(str(path)).signatures["serving_default"]
+    outputs = signature(image_bytes=tf.constant(list(FILES)))
+    inputs = kv.preprocess_input([Image.open(io.BytesIO(file)) for file in FILES], model)
+    for names, values, dog in zip(
+        outputs["classes"].numpy(),
+        outputs["probabilities"].numpy(),
+        model.predict(inputs, verbose=0)[:, 0],
+        strict=True,
+    ):
+        found = dict(zip(names, values, strict=True))
+        assert found == pytest.approx({b"cat": 1 - dog, b"dog": dog}, abs=1e-5)
+
+
 def test_a_name_for_each_class():
     model = kv.ViT(8, 1, 2, patch_size=8, input_shape=(16, 16, 3), classes=2)
     assert class_names(model, 2) == ("class 0", "class 1")

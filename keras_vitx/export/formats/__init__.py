@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 from keras_vitx.export.formats import litert, onnx, openvino, saved_model, stablehlo, torch
-from keras_vitx.export.formats.base import Format, Graph
+from keras_vitx.export.graph import Format
 from keras_vitx.text import needs_extra
 
 FORMATS: dict[str, Format] = {
@@ -15,38 +15,32 @@ FORMATS: dict[str, Format] = {
 """All formats, by name."""
 
 
-def format_named(name: str) -> Format:
-    """Return a format by its name."""
-    if name not in FORMATS:
-        raise ValueError(f"`format` must be one of these. Received: {name!r}.\n{table()}")
-    return FORMATS[name]
-
-
 def format_of(path: str | os.PathLike) -> Format:
     """Return the format of a path by its suffix; SavedModel if the suffix is unknown."""
     by_suffix = {each.suffix: each for each in FORMATS.values()}
     return by_suffix.get(Path(path).suffix.lower(), FORMATS["saved_model"])
 
 
-def table() -> str:
-    """Return a plain-text table of the formats, their packages and their precisions."""
-    rows = [("format", "suffix", "needs", "extra", "precisions")]
-    for each in FORMATS.values():
-        lists = ", ".join(each.needs), each.extra, ", ".join(each.precisions)
-        rows.append((each.name, each.suffix or "(directory)", *lists))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    )
-
-
-def require(format: Format) -> None:
-    """Check that the packages of a format are installed, without importing them."""
-    for package in format.needs:
-        if importlib.util.find_spec(package) is None:
-            message = f"The format {format.name!r} needs {package}, which is not installed"
-            raise ImportError(needs_extra(message, format.extra))
+def format_to_write(path: Path, name: str | None) -> Format:
+    """Return a format by its name, or that of the suffix of a path; check that both agree."""
+    if name is not None and name not in FORMATS:
+        raise ValueError(f"`format` must be one of these. Received: {name!r}.\n{_table()}")
+    found = format_of(path)
+    format = FORMATS[name] if name else found
+    if format is not found:
+        expected = f"end in {format.suffix}" if format.suffix else "not end in another's suffix"
+        raise ValueError(
+            f"`path` must {expected} for the format {format.name!r}. Received: {str(path)!r}."
+        )
+    # A version, as in "photos-1.2", is no suffix.
+    if not (name or format.suffix) and any(map(str.isalpha, path.suffix)):
+        known = ", ".join(each.suffix for each in FORMATS.values() if each.suffix)
+        raise ValueError(
+            f"`path` must end in one of {known}, or without a suffix for a SavedModel (any name "
+            f'with format="saved_model"). Received: {str(path)!r}.'
+        )
+    require(format)
+    return format
 
 
 def existing_format(path: Path, trust: bool) -> Format:
@@ -60,4 +54,22 @@ def existing_format(path: Path, trust: bool) -> Format:
             f"than compute ({format.risk}). If it is yours, pass trust=True, or --trust."
         )
     require(format)
+    format.check(path)
     return format
+
+
+def require(format: Format) -> None:
+    """Check that the packages of a format are installed, without importing them."""
+    for package in format.needs:
+        if importlib.util.find_spec(package) is None:
+            message = f"The format {format.name!r} needs {package}, which is not installed"
+            raise ImportError(needs_extra(message, format.extra))
+
+
+def _table() -> str:
+    """Return a plain-text table of the formats, their packages and their precisions."""
+    rows = [("format", "suffix", "needs", "extra", "precisions")]
+    for each in FORMATS.values():
+        lists = ", ".join(each.needs), each.extra, ", ".join(each.precisions)
+        rows.append((each.name, each.suffix or "(directory)", *lists))
+    return "\n".join("{:13}{:13}{:39}{:10}{}".format(*row) for row in rows)

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from keras_vitx.export.formats.base import Format, Graph, starts_with
 from keras_vitx.export.formats.saved_model import temporary_saved_model
+from keras_vitx.export.graph import Format, Graph, starts_with
 
 
 def write(graph: Graph, path: Path) -> None:

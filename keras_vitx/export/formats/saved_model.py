@@ -8,20 +8,13 @@ from typing import Any
 
 import keras
 
-from keras_vitx.export.formats.base import INPUT, Format, Graph, half_arrays
-
-CONTENTS = {"saved_model.pb", "fingerprint.pb", "variables", "assets", "export.json"}
-"""Contents of the directory."""
+from keras_vitx.export.graph import INPUT, Format, Graph, half_arrays
 
 BYTES = "image_bytes"
 """Name of a server's input; over REST, each value is `{"b64": "..."}`."""
 
 MAX_PIXELS = 1 << 26
 """Maximum number of pixels of an image that a server decodes, such as 8192 x 8192."""
-
-SIDES = {"PNG": (b"\x89PNG", 16, "int32", False), "GIF": (b"GIF8", 6, "uint16", True)}
-"""By format: its first bytes; offset and dtype of width and height, and whether they are
-little-endian."""
 
 
 def write(graph: Graph, directory: Path) -> None:
@@ -31,23 +24,18 @@ def write(graph: Graph, directory: Path) -> None:
     """
     import tensorflow as tf
 
-    module = tf.Module()
-    stored, signatures = {}, {}
+    module, stored, signatures = tf.Module(), {}, {}
     for name, model in graph.models.items():
         spec = tf.TensorSpec(model.inputs[0].shape, model.inputs[0].dtype, name=INPUT)
-        predict = _stateless(model, graph.precision, stored)
-        endpoint = tf.function(predict, input_signature=[spec], autograph=False)
+        traced = {"input_signature": [spec], "autograph": False}
+        endpoint = tf.function(_stateless(model, graph.precision, stored), **traced)
         setattr(module, name, endpoint)
         signatures[name] = tf.function(
-            lambda images, endpoint=endpoint: graph.name_outputs(endpoint(images)),
-            input_signature=[spec],
-            autograph=False,
+            lambda images, endpoint=endpoint: graph.name_outputs(endpoint(images)), **traced
         )
     default = signatures["serve"]
     if graph.top:
-        *_, preprocessing, network = graph.model.layers
-        predict = _stateless(network, graph.precision, stored)
-        default = _server(preprocessing, predict, graph.classes, graph.top)
+        default = _server(graph, _stateless(graph.networks["serve"], graph.precision, stored))
     module.stored = list(stored.values())
     signatures = {"serving_default": default, **signatures}
     tf.saved_model.save(module, str(directory), signatures=signatures)
@@ -57,12 +45,9 @@ def _stateless(model, precision, stored):
     """Return a function of images, with weights in `stored`, where models share equal ones."""
     import tensorflow as tf
 
-    half = half_arrays(model, precision)
-    weights = []
+    half, weights = half_arrays(model, precision), []
     for variable in model.variables:
-        array = half.get(id(variable))
-        if array is None:
-            array = keras.ops.convert_to_numpy(variable)
+        array = half.get(id(variable), keras.ops.convert_to_numpy(variable))
         key = (array.dtype.name, array.shape, array.tobytes())
         if key not in stored:
             stored[key] = tf.Variable(array, trainable=False)
@@ -76,14 +61,14 @@ def _stateless(model, precision, stored):
     return predict
 
 
-def _server(preprocessing: keras.layers.Layer, predict: Callable[[Any], Any], classes, top: int):
+def _server(graph: Graph, predict: Callable[[Any], Any]):
     """Return a TensorFlow function of `image_bytes`, JPEG, PNG or GIF files as strings `(batch,)`.
 
-    It returns the `top` `classes`, strings, and `probabilities`, float32, in descending order.
+    It returns the top classes, strings, and `probabilities`, float32, in descending order.
     """
     import tensorflow as tf
 
-    channels = len(preprocessing.mean)
+    preprocessing, channels = graph.preprocessing, len(graph.preprocessing.mean)
     shape = tf.TensorSpec((*preprocessing.size, channels), tf.float32)
 
     def serve(image_bytes):
@@ -93,8 +78,11 @@ def _server(preprocessing: keras.layers.Layer, predict: Callable[[Any], Any], cl
             fn_output_signature=shape,
         )
         probabilities = tf.cast(predict(images), tf.float32)
-        best, indices = tf.math.top_k(probabilities, top)
-        return {"classes": tf.gather(tf.constant(list(classes)), indices), "probabilities": best}
+        if probabilities.shape[1] < len(graph.classes):
+            # One sigmoid output is the probability of the second of two classes.
+            probabilities = tf.concat([1 - probabilities, probabilities], axis=1)
+        best, indices = tf.math.top_k(probabilities, graph.top)
+        return {"classes": tf.gather(tf.constant(graph.classes), indices), "probabilities": best}
 
     spec = tf.TensorSpec((None,), tf.string, name=BYTES)
     return tf.function(serve, input_signature=[spec], autograph=False)
@@ -134,21 +122,16 @@ def _sides(file):
     """Return the two sides of an image from the header of its file."""
     import tensorflow as tf
 
-    def of_header(start, dtype, little_endian):
-        def read():
-            sides = tf.strings.substr(file, start, 2 * tf.dtypes.as_dtype(dtype).size)
-            return tf.cast(tf.io.decode_raw(sides, dtype, little_endian), tf.int64)
+    def read(start, dtype, little_endian):
+        sides = tf.strings.substr(file, start, 2 * dtype.size)
+        return tf.cast(tf.io.decode_raw(sides, dtype, little_endian), tf.int64)
 
-        return read
-
-    def of_jpeg():
-        return tf.cast(tf.image.extract_jpeg_shape(file)[:2], tf.int64)
-
+    first = tf.strings.substr(file, 0, 4)
     cases = [
-        (tf.equal(tf.strings.substr(file, 0, len(first)), first), of_header(*header))
-        for first, *header in SIDES.values()
+        (tf.equal(first, b"\x89PNG"), lambda: read(16, tf.int32, False)),
+        (tf.equal(first, b"GIF8"), lambda: read(6, tf.uint16, True)),
     ]
-    return tf.case(cases, default=of_jpeg, exclusive=True)
+    return tf.case(cases, lambda: tf.cast(tf.image.extract_jpeg_shape(file)[:2], tf.int64), True)
 
 
 @contextlib.contextmanager
@@ -159,12 +142,6 @@ def temporary_saved_model(graph: Graph, path: Path) -> Iterator[Path]:
         yield Path(directory, "saved_model")
 
 
-def matches(path: Path) -> bool:
-    """Return whether a path is the directory of a SavedModel and holds nothing else."""
-    names = {each.name for each in path.iterdir()} if path.is_dir() else set()
-    return "saved_model.pb" in names and names <= CONTENTS
-
-
 FORMAT = Format(
     name="saved_model",
     title="a SavedModel",
@@ -173,7 +150,7 @@ FORMAT = Format(
     needs=("tensorflow",),
     extra="export",
     write=write,
-    matches=matches,
+    matches=lambda path: (path / "saved_model.pb").is_file(),
     risk="its graph may read and write files",
     any_size=True,
 )

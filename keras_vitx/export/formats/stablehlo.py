@@ -4,7 +4,7 @@ from pathlib import Path
 
 import keras
 
-from keras_vitx.export.formats.base import Format, Graph, half_arrays
+from keras_vitx.export.graph import Format, Graph, half_arrays
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 """The devices on which a file runs."""

@@ -1,13 +1,12 @@
 """Programs of PyTorch, by torch.export."""
 
-import contextlib
 import io
 from pathlib import Path
 
 import keras
 import numpy as np
 
-from keras_vitx.export.formats.base import Format, Graph, half_arrays, starts_with
+from keras_vitx.export.graph import INPUT, Format, Graph, half_arrays, starts_with
 
 
 def write(graph: Graph, path: Path) -> None:
@@ -36,22 +35,17 @@ def program_of(graph: Graph):
         for axis, side in enumerate(spec.shape)
         if side is None
     }
-    with torch.no_grad(), _without_stack_traces(torch.fx.config):
-        program = torch.export.export(
-            _module(graph).eval(), (images,), dynamic_shapes={"images": dynamic}, strict=False
-        )
-    return program, images
-
-
-@contextlib.contextmanager
-def _without_stack_traces(config):
-    """Omit stack traces, which hold paths of this machine and take a quarter of the time."""
-    old = config.do_not_emit_stack_traces
-    config.do_not_emit_stack_traces = True
+    old = torch.fx.config.do_not_emit_stack_traces
+    # They hold paths of this machine, and take a quarter of the time.
+    torch.fx.config.do_not_emit_stack_traces = True
     try:
-        yield
+        with torch.no_grad():
+            program = torch.export.export(
+                _module(graph).eval(), (images,), dynamic_shapes={INPUT: dynamic}, strict=False
+            )
     finally:
-        config.do_not_emit_stack_traces = old
+        torch.fx.config.do_not_emit_stack_traces = old
+    return program, images
 
 
 def _without_identity_casts():

@@ -1,13 +1,11 @@
 """An equal model for inference, with the normalizations of attention maps folded."""
 
-from dataclasses import replace
 from typing import Any
 
 import keras
 import numpy as np
 from keras import ops
 
-from keras_vitx.export.formats.base import Graph
 from keras_vitx.keras_internals import children, sublayers
 from keras_vitx.layers import HeadMixing, LocalMapConvolution, ReAttention, ResidualRefinement
 from keras_vitx.layers.base import build_all, register, serialize
@@ -56,15 +54,6 @@ def fuse(model: keras.Model) -> keras.Model:
     result = type(model).from_config(config, custom_objects=classes)
     result.set_weights(_weights(model, arrays, set()))
     return result
-
-
-def fuse_graph(graph: Graph) -> tuple[Graph, str | None]:
-    """Return the fused graph, or the same and why it can't be fused."""
-    try:
-        networks = {name: fuse(network) for name, network in graph.networks.items()}
-    except ValueError as error:
-        return graph, str(error)
-    return replace(graph, networks=networks), None
 
 
 @register

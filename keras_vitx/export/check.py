@@ -1,4 +1,4 @@
-"""Comparison of an exported file with its model."""
+"""Comparison of an exported file with its model, in the file's own runtime."""
 
 import os
 from collections.abc import Mapping
@@ -14,10 +14,14 @@ from keras_vitx import data
 from keras_vitx.backend import without_gradients
 from keras_vitx.export.convert import run_file
 from keras_vitx.export.formats import existing_format
-from keras_vitx.export.formats.base import HALF_DTYPES, Graph
-from keras_vitx.export.prepare import OUTPUTS, as_input, check, in_layout, input_dtype, prepare
+from keras_vitx.export.graph import (
+    HALF_DTYPES,
+    OUTPUTS,
+    Graph,
+    graph_of,
+)
 from keras_vitx.export.record import read_record
-from keras_vitx.keras_internals import sublayers
+from keras_vitx.preprocessing import IMAGENET_INCEPTION, ModelInput
 
 PHOTOGRAPHS = 8
 """Number of images of the shipped sample for a comparison."""
@@ -66,7 +70,8 @@ def verify(
         The largest difference over all outputs and batches.
 
     Raises:
-        ValueError: if an argument is invalid, or the difference is above `tolerance`.
+        ValueError: if an argument is invalid, the difference is above `tolerance`, or an ONNX file
+            keeps weights in other files.
         ImportError: if the format's runtime is not installed.
         OSError: if `path` holds no such file, or it can't be run (`ChildProcessError`).
     """
@@ -75,17 +80,22 @@ def verify(
     format = existing_format(path, trust)
     options = read_record(path, format).get("options", {})
     names = ("preprocessing", "outputs", "precision", "compute_dtype", "data_format")
-    graph = prepare(model, format, **{name: options[name] for name in names if name in options})
+    graph = graph_of(model, format, **{name: options[name] for name in names if name in options})
     batches = named_batches(graph, images)
-    difference, _ = compare(run_file(path, format, batches), graph, batches)
-    check_difference(difference, tolerance, graph, path)
-    return difference
+    return compare(run_file(path, format, batches), graph, batches, tolerance, path)[0]
 
 
 def compare(
-    outputs: Mapping[str, np.ndarray], graph: Graph, batches: Mapping[str, np.ndarray]
+    outputs: Mapping[str, np.ndarray],
+    graph: Graph,
+    batches: Mapping[str, np.ndarray],
+    tolerance: float | None,
+    path: Path,
 ) -> tuple[float, float | None]:
-    """Return the largest difference between file and model, and their top-1 agreement."""
+    """Return the largest difference between file and model, and their top-1 agreement.
+
+    Raises a ValueError if the difference is above the tolerance, or the default one for None.
+    """
     differences, agreements = [], []
     for key, batch in batches.items():
         model = graph.models[key.rpartition("-")[0]]
@@ -94,36 +104,32 @@ def compare(
         for name, value in expected.items():
             value = ops.convert_to_numpy(ops.cast(value, "float32"))
             output = outputs.get(f"{key}.{name}", np.empty(0))
-            rule = f"Output {name!r} must be {value.shape}."
-            check(output.shape == value.shape, rule, output.shape)
+            if output.shape != value.shape:
+                rule = f"Output {name!r} must be {value.shape}."
+                raise ValueError(f"{rule} Received: {output.shape}.")
             differences.append(np.max(np.abs(output - value)) / (np.max(np.abs(value)) or 1))
-            if name in OUTPUTS:
+            if name in OUTPUTS and value.shape[-1] > 1:
                 agreements += list(output.argmax(axis=-1) == value.argmax(axis=-1))
     # Not `max`, which skips NaN.
-    return float(np.max(differences)), float(np.mean(agreements)) if agreements else None
-
-
-def check_difference(difference: float, tolerance: float | None, graph: Graph, path: Path) -> None:
-    """Check that a difference is within the tolerance, or the default one for None."""
-    model = graph.networks["serve"]
+    difference = float(np.max(differences))
     if tolerance is None:
-        is_rounded = graph.precision or graph.compute_dtype
-        is_rounded = is_rounded or any(
-            layer.compute_dtype in HALF_DTYPES or layer.quantization_mode is not None
-            for layer in sublayers(model)
-        )
+        layers = sublayers(graph.networks["serve"])
+        halves = (each.compute_dtype in HALF_DTYPES or each.quantization_mode for each in layers)
+        is_rounded = graph.precision or graph.compute_dtype or any(halves)
         tolerance = TOLERANCE_ROUNDED if is_rounded else TOLERANCE
     if not difference <= tolerance:
         raise ValueError(
-            f"The file at {str(path)!r} differs from model {model.name!r} by "
+            f"The file at {str(path)!r} differs from model {graph.networks['serve'].name!r} by "
             f"{difference:.2g} of its largest output; tolerance is {tolerance:g}."
         )
+    return difference, float(np.mean(agreements)) if agreements else None
 
 
 def check_tolerance(tolerance: float | None) -> None:
     """Check that `tolerance` is None or a non-negative number."""
-    is_valid = tolerance is None or (isinstance(tolerance, (int, float)) and tolerance >= 0)
-    check(is_valid, "`tolerance` must be None or a number of at least 0.", tolerance)
+    if tolerance is not None and not (isinstance(tolerance, (int, float)) and tolerance >= 0):
+        rule = "`tolerance` must be None or a number of at least 0."
+        raise ValueError(f"{rule} Received: {tolerance!r}.")
 
 
 def named_batches(graph: Graph, images: Any = None) -> dict[str, np.ndarray]:
@@ -143,15 +149,27 @@ def batches_for(
     """Return `images`, or images of the shipped Fashion-MNIST sample, as batches of a model."""
     count, *shape = model.inputs[0].shape
     if images is not None:
-        return [as_input(images, model, "`images` must be", count or 2)[:count]]
-    if data_format == "channels_first":
-        shape = [*shape[1:], shape[0]]
-    batches = []
-    for height, width in SIZES if None in shape else SIZES[:1]:
-        sides = (shape[0] or height, shape[1] or width)
-        batch = _photographs(model, count or PHOTOGRAPHS, *sides, shape[2])
-        batches.append(in_layout(batch, data_format))
-    return batches
+        return [_as_input(images, shape, input_dtype(model), count or 2)[:count]]
+    height, width, channels = shape if data_format == "channels_last" else [*shape[1:], shape[0]]
+    sizes = dict.fromkeys((height or high, width or wide) for high, wide in SIZES)
+    batches = (_photographs(model, count or PHOTOGRAPHS, *size, channels) for size in sizes)
+    return [in_layout(batch, data_format) for batch in batches]
+
+
+def _as_input(images, shape, dtype, minimum):
+    """Return at least `minimum` images of a shape in the dtype of a model's input."""
+    images = ops.convert_to_numpy(images)
+    fits = images.ndim == 4 and len(images) >= minimum
+    fits = fits and all(a in (None, b) for a, b in zip(shape, images.shape[1:], strict=True))
+    if not fits:
+        sides = ", ".join("any" if side is None else str(side) for side in shape)
+        raise ValueError(
+            f"`images` must be ({minimum} or more, {sides}). Received: {images.shape}."
+        )
+    if dtype != "float32" and not np.array_equal(images.astype(dtype), images):
+        rule = f"`images` must be of {dtype}, which the model takes."
+        raise ValueError(f"{rule} Received: {images.dtype.name!r}.")
+    return images.astype(dtype)
 
 
 def _photographs(model, count, height, width, channels):
@@ -160,11 +178,24 @@ def _photographs(model, count, height, width, channels):
     gray = [np.asarray(Image.fromarray(each[..., 0]).resize((width, height))) for each in sample]
     pixels = np.repeat(np.stack(gray)[..., None], channels, axis=-1)
     dtype = input_dtype(model)
-    if dtype != "float32" or any(
-        isinstance(layer, keras.layers.Rescaling) or getattr(layer, "takes_pixels", False)
-        for layer in sublayers(model)
-    ):
+    try:
+        preprocessing = ModelInput.of(model, any_size=True).preprocessing
+    except ValueError:  # Not known; a comparison needs no more than numbers of that order.
+        preprocessing = IMAGENET_INCEPTION.for_channels(channels)
+    if dtype != "float32" or preprocessing.takes_pixels:
         return (pixels // 2 if dtype == "int8" else pixels).astype(dtype)
-    preprocessing = getattr(model, "preprocessing", None)
-    mean, std = (preprocessing.mean, preprocessing.std) if preprocessing else ([0.5], [0.5])
+    mean, std = preprocessing.mean, preprocessing.std
     return (pixels.astype("float32") / 255 - np.float32(mean)) / np.float32(std)
+
+
+def in_layout(images: np.ndarray, data_format: str) -> np.ndarray:
+    """Return images `(batch, height, width, channels)` in the data format of a file."""
+    is_first = data_format == "channels_first"
+    return np.ascontiguousarray(np.moveaxis(images, -1, 1)) if is_first else images
+
+
+def input_dtype(model: keras.Model) -> str:
+    """Return the dtype of arrays for a model: that of its input, float32 for half precision."""
+    # NumPy has no bfloat16; both sides cast float32 to it.
+    dtype = keras.backend.standardize_dtype(model.inputs[0].dtype)
+    return "float32" if "float" in dtype else dtype
