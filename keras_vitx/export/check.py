@@ -21,6 +21,7 @@ from keras_vitx.export.graph import (
     graph_of,
 )
 from keras_vitx.export.record import read_record
+from keras_vitx.keras_internals import sublayers
 from keras_vitx.preprocessing import IMAGENET_INCEPTION, ModelInput
 
 PHOTOGRAPHS = 8
