@@ -11,7 +11,16 @@ import numpy as np
 from keras_vitx.text import nearest
 
 KEEP_RANGE = (
-    *("Identity", "Resizing", "CenterCrop", "RandAugment", "AugMix", "Dropout", "GaussianNoise"),
+    *(
+        "Identity",
+        "Cast",
+        "Resizing",
+        "CenterCrop",
+        "RandAugment",
+        "AugMix",
+        "Dropout",
+        "GaussianNoise",
+    ),
 )
 """Layers of Keras that, like all named `Random...`, keep the range of pixels outside training."""
 

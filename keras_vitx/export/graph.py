@@ -122,7 +122,8 @@ class Graph:
         """
 
         def policies(network):
-            layers, kept = sublayers(network), sublayers(_last(network))
+            layers, last = sublayers(network), _last(network)
+            kept = sublayers(last) if isinstance(last, keras.layers.Layer) else [last]
             if self.compute_dtype:
                 return {each: f"mixed_{self.compute_dtype}" for each in layers if each not in kept}
             layers = [each for each in layers if each.compute_dtype in HALF_DTYPES]
