@@ -71,7 +71,7 @@ def convert(
     that lists all missing, unexpected and misshapen arrays, and the size in `sizes` that the file
     looks like; unless `strict`, only misshapen ones, and a file that fits nothing.
     """
-    entries = _entries(model, file.native)
+    entries = _entries(model, file.native, unnamed=True)
     ignored = (*IGNORED, "/grid") if file.native else IGNORED
     arrays = {name: array for name, array in file.arrays.items() if not name.endswith(ignored)}
 
@@ -128,15 +128,18 @@ def has_checkpoint_names(model) -> bool:
     return len(names) == len(model.weights)
 
 
-def _entries(model, native: bool) -> list[_Entry]:
+def _entries(model, native: bool, unnamed: bool = False) -> list[_Entry]:
+    """Return an entry per variable; with `unnamed`, its path where no checkpoint has a name."""
     entries = []
     for variable, path, layer in weights_of(model):
         try:
             name, layout = checkpoint_name(path, model.family)
         except ValueError:
-            if not native:
+            if not native and not unnamed:
                 raise
-            layout = "same"
+            name, layout = path, "same"
+        if unnamed and layout == "kernel" and len(variable.shape) not in (2, 4):
+            layout = "same"  # Of a layer that no checkpoint has.
         if variable.name == "embeddings" and hasattr(layer, "num_prefix_tokens"):
             layout = "positions" if layout == "same" else layout
         is_position = layout in ("positions", "map")

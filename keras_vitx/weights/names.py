@@ -3,6 +3,7 @@
 A table has one rule per row; the first match wins.
 """
 
+import contextlib
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
@@ -156,8 +157,12 @@ def checkpoint_name(path: str, family: str) -> tuple[str, str]:
 
 
 def checkpoint_names(model) -> list[str]:
-    """Return the name of each of `model.weights` in a checkpoint; see `checkpoint_name`."""
-    return [checkpoint_name(weight.path, model.family)[0] for weight in weights_of(model)]
+    """Return the names in a checkpoint of those of `model.weights` that have one."""
+    names = []
+    for weight in weights_of(model):
+        with contextlib.suppress(ValueError):
+            names.append(checkpoint_name(weight.path, model.family)[0])
+    return names
 
 
 def is_head(name: str) -> bool:

@@ -7,7 +7,7 @@ from harness import array, close, numbers
 from safetensors.numpy import load_file, save_file
 
 import keras_vitx as kv
-from keras_vitx.layers import Attention, HeadMixing
+from keras_vitx.layers import MLP, Attention, ContextBroadcasting, HeadMixing
 from keras_vitx.weights import to_checkpoint
 
 SMALL = {"dim": 24, "depth": 2, "num_heads": 3, "patch_size": 8, "input_shape": (32, 32, 3)}
@@ -80,16 +80,47 @@ def talking(start):
     return lambda index: Attention(3, on_logits=[HeadMixing(**mix)])
 
 
+@keras.saving.register_keras_serializable(package="tests")
+class Added(keras.layers.Layer):
+    """Adds nothing, with variables that no checkpoint has a name for."""
+
+    def build(self, shape):
+        self.kernel = self.add_weight(name="kernel", shape=(2, 3, 4), initializer="zeros")
+        self.power = self.add_weight(name="power", shape=(1,), initializer="zeros")
+
+    def call(self, maps):
+        return maps + self.power * keras.ops.sum(self.kernel)
+
+
+# Each starts as the identity.
+MODIFICATIONS = {
+    "talking heads": lambda: {"attention": talking("identity")},
+    "own layer": lambda: {"attention": lambda index: Attention(3, on_weights=[Added()])},
+    "context": lambda: {"mlp": lambda index: MLP(on_output=[ContextBroadcasting(scale=0.0)])},
+    "LayerScale": lambda: {"layer_scale": 1.0},
+}
+
+
+@pytest.mark.parametrize("name", MODIFICATIONS)
+def test_modifications_that_change_nothing_at_the_start(file, caplog, name):
+    path, plain = file
+    images, changes = numbers((2, 32, 32, 3)), MODIFICATIONS[name]()
+    with pytest.raises(ValueError, match="missing from the file"):
+        vit(**changes, weights=path)
+    model = vit(**changes, weights=path, strict=False)
+    close(array(model(images)), array(plain(images)))
+    assert "variables start anew" in caplog.text
+
+
 def test_strict_loading_refuses_a_modification(file):
     with pytest.raises(ValueError, match=r"2 missing from the file: .*mix\.weight"):
         vit(attention=talking("identity"), weights=file[0])
 
 
-def test_a_modification_that_starts_as_the_identity_changes_nothing(file, caplog):
+def test_what_starts_anew_is_named(file, caplog):
     path, plain = file
     images = numbers((2, 32, 32, 3))
-    model = vit(attention=talking("identity"), weights=path, strict=False)
-    close(array(model(images)), array(plain(images)))
+    vit(attention=talking("identity"), weights=path, strict=False)
     assert "2 variables start anew (blocks.0.attn.mix.weight, blocks.1" in caplog.text
     changed = vit(attention=talking("ones"), weights=path, strict=False)
     assert np.abs(array(changed(images)) - array(plain(images))).max() > 1e-4
