@@ -52,6 +52,23 @@ OF_SIZES = (
 )
 """The arguments in the signature of a size: those of keras.applications, in order."""
 
+OTHER_WORDS = {
+    "num_classes": "`classes`",
+    "pretrained": '`weights="imagenet"`, or the path or address of a file',
+    "img_size": "`input_shape=(height, width, channels)`",
+    "image_size": "`input_shape=(height, width, channels)`",
+    "in_chans": "`input_shape=(height, width, channels)`",
+    "drop_path_rate": "`drop_path`",
+    "drop_rate": "`dropout`",
+    "embed_dim": "`dim`",
+    "global_pool": "`pooling`",
+    "init_values": "`layer_scale`",
+    "reg_tokens": "`register_tokens`",
+    "include_rescaling": "`include_preprocessing`",
+    "alpha": "another size: `keras_vitx.list_models()` has their names",
+}
+"""Arguments of timm and of keras.applications, and ours."""
+
 END_OF_DOC = (
     inspect.cleandoc(ModelArguments.__doc__).partition("Args:\n")[2]
     + """
@@ -168,7 +185,13 @@ def create_model(name: str, **arguments: Any) -> keras.Model:
 def constructor_of(name: str) -> Constructor:
     """Return the constructor of the size `name`, or raise a ValueError with the nearest names."""
     if name not in MODELS:
-        raise ValueError(f"No model is named {name!r}. {nearest(name, MODELS)}")
+        hint = nearest(name, MODELS)
+        for one in checkpoints.checkpoints_of(None):
+            if name in (one.name, one.name.partition(".")[0]):
+                token = ", distillation_token=True" if one.distillation_token else ""
+                hint = f'timm\'s is {one.constructor}(weights="{one.name}"{token}).'
+                break
+        raise ValueError(f"No model is named {name!r}. {hint}")
     return MODELS[name]
 
 
@@ -198,6 +221,8 @@ def _model(
     family: Constructor, named: Constructor, args: tuple, arguments: dict[str, Any]
 ) -> keras.Model:
     """Return a model of a family, as `named`, it or one of its sizes, is called."""
+    for word in OTHER_WORDS.keys() & arguments.keys():
+        raise TypeError(f"{named.__name__}() has no argument {word!r}. It is {OTHER_WORDS[word]}.")
     try:
         passed = inspect.signature(named).bind(*args, **arguments).arguments
     except TypeError as error:

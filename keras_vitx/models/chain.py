@@ -1,10 +1,11 @@
 """`Chain`, the model class of all families: an ordered list of layers."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import keras
+import numpy as np
 from keras import ops
 
 from keras_vitx.keras_internals import sublayers
@@ -16,9 +17,12 @@ from keras_vitx.layers.base import (
     serialize,
     to_python,
 )
+from keras_vitx.layers.block import Block
+from keras_vitx.layers.cait import ClassBlock
 from keras_vitx.layers.heads import MultiHead
 from keras_vitx.layers.preprocessing import ImagePreprocessing
 from keras_vitx.models import depth
+from keras_vitx.models.checks import check_counts
 from keras_vitx.models.multi_head import MultiHeadTraining
 from keras_vitx.positions import Grid, resample
 from keras_vitx.preprocessing import Preprocessing
@@ -276,6 +280,87 @@ class Chain(MultiHeadTraining, ImageModel):
         """Rows and columns of patches after the last block; None for a network without tokens."""
         layout = self.token_layout
         return layout[-1].grid if layout else None
+
+    @property
+    def blocks(self) -> list[Block]:
+        """The blocks, in order, class blocks included."""
+        return [layer for layer in self.layers if isinstance(layer, Block)]
+
+    @property
+    def depth(self) -> int:
+        """Number of blocks, class blocks included."""
+        return len(self.blocks)
+
+    @property
+    def num_heads(self) -> int | None:
+        """Number of heads of the last block; None without (Mixer)."""
+        return getattr(self.blocks[-1].attention, "num_heads", None) if self.blocks else None
+
+    @property
+    def patch_size(self) -> int | None:
+        """Side of a patch in pixels."""
+        return next((one.patch_size for one in self.layers if hasattr(one, "patch_size")), None)
+
+    @property
+    def num_prefix_tokens(self) -> int | None:
+        """Number of tokens before the patches after the last block: class tokens, registers."""
+        layout = self.token_layout
+        return layout[-1].num_prefix_tokens if layout else None
+
+    @property
+    def num_features(self) -> int | None:
+        """Width of the tokens after the last block, which the classifier reads."""
+        layout = self.token_layout
+        return keras.tree.flatten(self.get_layer(layout[-1].name).output)[0].shape[-1]
+
+    def set_drop_path(self, rate: float, schedule: str = "linear") -> None:
+        """Set the rate of stochastic depth of the blocks, in place.
+
+        `"linear"` rises from 0 in the first block, `"constant"` is the same in all. Class blocks
+        have none (CaiT).
+        """
+        blocks = [one for one in self.blocks if not isinstance(one, ClassBlock)]
+        rates = np.linspace(0 if schedule == "linear" else rate, rate, len(blocks))
+        for block, one in zip(blocks, rates, strict=True):
+            block.set_drop_path(float(one))
+
+    def new_head(self, classes: int, activation: str | Callable | None = "softmax") -> "Chain":
+        """Return a model of the same layers, which are shared, with a new classifier.
+
+        A classifier of several tokens (`DistilledHead`, `DenseHead`) stays one.
+
+        Args:
+            classes: Number of classes.
+            activation: Activation of the classifier; None returns logits.
+
+        Raises:
+            ValueError: if the model does not end in a classifier.
+        """
+        check_counts(classes=classes)
+        *body, last = self.layers
+        if not isinstance(last, (keras.layers.Dense, MultiHead)):
+            raise ValueError(
+                "`new_head` needs a model that ends in a classifier. Received: one that ends in "
+                f"{last.name!r}. Create it with include_top=True, or put layers behind its output."
+            )
+        config = {**last.get_config(), "activation": activation}
+        config["classes" if isinstance(last, MultiHead) else "units"] = classes
+        for ours in ("adapted", "frozen", "trainable"):
+            config.pop(ours, None)
+        images = {"name": self.inputs[0].name, "dtype": self.inputs[0].dtype}
+        model = Chain(
+            [*body, type(last).from_config(config)],
+            self.input_shape[1:],
+            family=self.family,
+            preprocessing=self.network_preprocessing,
+            scan=self.scan,
+            remat=self.remat,
+            images=images,
+            dtype=self.dtype_policy,
+            name=self.name,
+        )
+        model.head_loaded = False
+        return model
 
     def at_size(self, size: tuple[int, int], antialias: bool = True) -> "Chain":
         """Return a copy for images of another `(height, width)`, with resampled positions.

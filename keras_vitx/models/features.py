@@ -23,6 +23,7 @@ def features(
     norm: bool = True,
     scales: Sequence[float] | None = None,
     trainable: bool = True,
+    prefix_tokens: bool = False,
     name: str | None = None,
 ) -> "Features":
     """Return a model that gives the feature maps of chosen blocks.
@@ -49,6 +50,8 @@ def features(
             block, all scales are made from it.
         trainable: Whether the layers are trained. If not, they also run in inference mode,
             without dropout and stochastic depth, and those shared with `model` are frozen there.
+        prefix_tokens: Whether the outputs are all tokens, `(batch, prefix tokens + patches, dim)`,
+            instead of maps.
         name: Name of the model.
 
     Returns:
@@ -76,6 +79,8 @@ def features(
         patch_grid(size, getattr(stem, "patch_size", 1), getattr(stem, "stride", None), "size")
         if size != chain.input_shape[1:3]:
             chain = chain.at_size(size)
+    if prefix_tokens and scales is not None:
+        raise ValueError(f"`scales` must be None with prefix_tokens=True. Received: {scales}.")
     is_one = blocks is None or isinstance(blocks, (str, Integral))
     names = _block_names(chain, [-1 if blocks is None else blocks] if is_one else blocks)
     if scales is not None and len(names) == 1:
@@ -88,6 +93,7 @@ def features(
         norm=_last_norm(chain, names) if norm else None,
         scales=scales,
         as_list=not is_one or scales is not None,
+        prefix_tokens=prefix_tokens,
         family=chain.family,
         preprocessing=chain.preprocessing,
         scan=chain.scan,
@@ -114,6 +120,7 @@ class Features(ImageModel):
         norm: A norm of the tokens before they become a map, or None.
         scales: Factor of the sides of each map; None is 1.
         as_list: Whether the output is a list if there is one map.
+        prefix_tokens: Whether the outputs are all tokens instead of maps.
         images: Arguments of the `keras.Input`.
         **kwargs: As in `Chain`, such as `preprocessing`, `scan`, `remat` and `name`.
     """
@@ -126,6 +133,7 @@ class Features(ImageModel):
         norm: keras.layers.Layer | None = None,
         scales: Sequence[float] | None = None,
         as_list: bool = True,
+        prefix_tokens: bool = False,
         images: dict[str, Any] | None = None,
         **kwargs,
     ):
@@ -142,12 +150,14 @@ class Features(ImageModel):
             tokens[layer.name], grids[layer.name] = keras.tree.flatten(x)[0], grid
         lines, maps = [], []
         for index, (block, scale) in enumerate(zip(blocks, scales, strict=True)):
-            line = _to_map(grids[block], scale, layers[-1].dtype_policy, f"map_{index}")
+            dtype = layers[-1].dtype_policy
+            line = [] if prefix_tokens else _to_map(grids[block], scale, dtype, f"map_{index}")
             line = line if norm is None else [norm, *line]
             maps.append(_through(line, tokens[block]))
             lines.append(tuple(layer.name for layer in line))
         super().__init__(inputs, maps if as_list else maps[0], **kwargs)
         self.blocks, self.scales, self.as_list = tuple(blocks), scales, as_list
+        self.prefix_tokens = prefix_tokens
         # By name, because the layers are those of the functional model already.
         self._names, self._lines = tuple(tokens), tuple(lines)
         self._norm = None if norm is None else norm.name
@@ -185,6 +195,7 @@ class Features(ImageModel):
             "norm": self._norm and serialize(self.get_layer(self._norm)),
             "scales": list(self.scales),
             "as_list": self.as_list,
+            "prefix_tokens": self.prefix_tokens,
         }
 
 

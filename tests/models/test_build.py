@@ -160,3 +160,25 @@ def test_a_family_from_outside(foreign, tmp_path):
         save_file(to_checkpoint(kv.create_model("Talker_8", layers=layers)), path)
         with pytest.raises(ValueError, match=f"It looks like {known}"):
             kv.ViT_Ti(weights=str(path))
+
+
+@pytest.mark.parametrize(
+    ("word", "ours"),
+    {
+        "num_classes": "`classes`", "pretrained": "`weights=", "img_size": "`input_shape=",
+        "in_chans": "`input_shape=", "drop_path_rate": "`drop_path`", "alpha": "list_models",
+    }.items(),
+)  # fmt: skip
+def test_words_of_other_libraries_lead_to_ours(word, ours):
+    for make in (kv.ViT_Mini, kv.ViT):
+        with pytest.raises(TypeError, match=rf"no argument '{word}'. It is .*{ours}"):
+            make(**{word: 1})
+
+
+def test_timm_names_lead_to_sizes():
+    with pytest.raises(
+        ValueError, match=r'timm\'s is DeiT3_S\(weights="deit3_small_patch16_384.fb'
+    ):
+        kv.create_model("deit3_small_patch16_384")
+    with pytest.raises(ValueError, match=r"ViT_Ti.*distillation_token=True"):
+        kv.create_model("deit_tiny_distilled_patch16_224.fb_in1k")

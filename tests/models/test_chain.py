@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from harness import BACKEND, FAMILIES, array, close, compiled, numbers, precision
 
+import keras_vitx as kv
 from keras_vitx.layers import ClassToken, DenseHead, DistilledHead, PatchEmbedding
 from keras_vitx.losses import PerHead, SmoothedCrossentropy, SoftDistillation
 from keras_vitx.models import Chain
@@ -216,3 +217,33 @@ def test_wrong_labels_and_losses(arguments, labels, message):
     with pytest.raises(ValueError, match=message):
         model.compile("sgd", **arguments)
         model.train_on_batch(IMAGES, labels)
+
+
+def test_attributes_that_other_libraries_have():
+    model = kv.CaiT(8, 2, 2, patch_size=8, input_shape=(16, 32, 3), classes=3)
+    assert (model.num_features, model.patch_size, model.num_prefix_tokens) == (8, 8, 1)
+    assert (model.depth, model.num_heads) == (4, 2)
+    pit = FAMILIES["PiT"]()
+    assert pit.num_features == pit.layers[-1].input.shape[-1]
+    assert FAMILIES["Mixer"]().num_heads is None
+    registers = kv.ViT(8, 1, 2, patch_size=8, input_shape=(16, 16, 3), register_tokens=4)
+    assert registers.num_prefix_tokens == 5
+    model.set_drop_path(0.3)
+    assert [block.drop_path for block in model.blocks] == [0.0, 0.3, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("changes", [{}, {"distillation_token": True}], ids=["one", "two"])
+def test_new_head(changes):
+    model = kv.ViT(8, 2, 2, patch_size=8, input_shape=(16, 16, 3), classes=3, **changes)
+    model.class_names = ["a", "b", "c"]
+    other = model.new_head(5, activation=None)
+    assert (other.output_shape, other.class_names, other.name) == ((None, 5), None, model.name)
+    assert other.layers[2] is model.layers[2] and other.preprocessing == model.preprocessing
+    images = numbers((2, 16, 16, 3))
+    assert array(other(images)).shape == (2, 5)
+    assert abs(array(other(images)).sum() - 2) > 1e-3  # Logits.
+    again = type(other).from_config(other.get_config())
+    again.set_weights(other.get_weights())
+    close(array(again(images)), array(other(images)))
+    with pytest.raises(ValueError, match="ends in 'norm'"):
+        kv.ViT(8, 1, 2, patch_size=8, input_shape=(16, 16, 3), include_top=False).new_head(2)

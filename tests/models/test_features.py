@@ -177,3 +177,18 @@ def test_blocks_between_two_maps_are_a_loop():
     ]
     step = jax.make_jaxpr(lambda x: backbone.stateless_call(*values, x, training=True))
     assert str(step(numbers((1, 16, 16, 3)))).count("scan[") == 2
+
+
+def test_tokens_with_prefix_tokens(tmp_path):
+    model = kv.ViT(8, 3, 2, patch_size=8, input_shape=(16, 16, 3), register_tokens=2)
+    backbone = kv.features(model, [0, 2], prefix_tokens=True)
+    images = numbers((2, 16, 16, 3))
+    first, last = map(array, backbone(images))
+    assert first.shape == last.shape == (2, 1 + 2 + 4, 8)
+    maps = array(kv.features(model, [0, 2])(images)[1])
+    close(last[:, 3:].reshape(maps.shape), maps)
+    backbone.save(tmp_path / "backbone.keras")
+    again = keras.saving.load_model(tmp_path / "backbone.keras")
+    close(array(again(images)[1]), last)
+    with pytest.raises(ValueError, match="`scales` must be None"):
+        kv.features(model, [0, 2], prefix_tokens=True, scales=(1, 1))
