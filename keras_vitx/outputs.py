@@ -8,6 +8,7 @@ import keras
 import numpy as np
 
 from keras_vitx.losses import SigmoidCrossentropy, SmoothedCrossentropy
+from keras_vitx.preprocessing import ModelInput
 
 Kind = Literal["logits", "softmax", "sigmoid"]
 
@@ -108,7 +109,8 @@ class ModelSpec:
 
     `outputs` is None unless the model ends in a classifier. `heads` are the names in a last layer
     of several. Only a `Chain` accepts several labels per image. The grids are the rows and columns
-    of patches after the patch embedding and after the last block, or None.
+    of patches after the patch embedding and after the last block, or None. Where `preprocessing` is
+    not known, it is None, and `unknown_images` says why.
     """
 
     name: str
@@ -120,6 +122,7 @@ class ModelSpec:
     heads: tuple[str, ...]
     embedded_grid: tuple[int, int] | None
     grid: tuple[int, int] | None
+    unknown_images: str | None = None
 
     @classmethod
     def of(cls, model: "keras.Model | ModelSpec") -> "ModelSpec":
@@ -132,14 +135,21 @@ class ModelSpec:
             outputs = outputs_of(model)
         except ValueError:
             outputs = None
+        preprocessing = unknown = None
+        try:
+            preprocessing = ModelInput.of(model).preprocessing
+        except ValueError as error:
+            unknown = str(error)
         return cls(
             _described(model),
-            *(getattr(model, n, None) for n in ("input_shape", "output_shape", "preprocessing")),
+            *(getattr(model, name, None) for name in ("input_shape", "output_shape")),
+            preprocessing,
             outputs,
             hasattr(model, "token_layout"),
             tuple(getattr(layers[-1], "names", ())) if layers else (),
             next(map(tuple, grids), None),
             getattr(model, "grid", None),
+            unknown,
         )
 
 

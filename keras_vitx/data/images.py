@@ -45,7 +45,9 @@ def images_of(images) -> list:
 
 def _is_encoded(image) -> bool:
     """Return whether an image is a file: a path, the content, or an open file, also an upload."""
-    return isinstance(image, (str, os.PathLike, bytes, bytearray)) or hasattr(image, "read")
+    return isinstance(image, (str, os.PathLike, bytes, bytearray)) or (
+        hasattr(image, "read") and not hasattr(image, "__getitem__")
+    )
 
 
 def _as_levels(images: np.ndarray) -> np.ndarray:
@@ -136,7 +138,8 @@ def open_image(path: str | os.PathLike) -> Iterator[Image.Image]:
                     raise ValueError("it is not a file")  # Opening a pipe would wait for ever.
                 file = stack.enter_context(open(file, "rb"))
             else:
-                path = getattr(path, "name", None) or "An image that was given as bytes"
+                name = getattr(path, "name", None)
+                path = name if isinstance(name, str) else "An image that was given as bytes"
             limit = min(limit, max(SMALL, PIXELS_PER_BYTE * file.seek(0, os.SEEK_END)))
             Image.init()
             formats = [name for name in FORMATS if name in Image.OPEN]

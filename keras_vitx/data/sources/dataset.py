@@ -53,10 +53,9 @@ class Images(Sequence):
     def picture(self, index: int) -> Image.Image:
         """Return an RGB picture, which is cheaper to crop than an array; an OSError names it."""
         file = self.open(self.keys[index])
-        try:
-            return read_picture(file)
-        except OSError as error:  # Its message has the file, which may be one in memory.
-            raise OSError(str(error).replace(str(file), str(self.id(index)))) from error
+        if isinstance(file, io.BytesIO):
+            file.name = str(self.id(index))  # In errors.
+        return read_picture(file)
 
     def read(self, index: int) -> np.ndarray:
         return np.asarray(self.picture(index))
