@@ -68,8 +68,8 @@ def export(
     model's. One sigmoid output, `(batch, 1)`, is the probability of the second of two classes.
     `model` is not modified. Of several threads, one exports at a time.
 
-    If the format needs another backend than the model's, the model goes through a temporary
-    `.keras` file to a second process, which runs that backend. It imports the modules that define
+    If the format needs another backend than the model's, the config and the weights of the model
+    go to a second process, which runs that backend. It imports the modules that define
     the model's custom layers and functions, which must be written with `keras.ops`, and no others.
 
     Args:
