@@ -62,7 +62,7 @@ CASES = {
         "CaiT_Mini new": "--weights none",
         "CaiT_XS36 new --weights imagenet": "no public checkpoint of it",
         "missing.keras old.csv/new": "is not a directory",
-        "missing.keras old.csv": "holds other things",
+        "missing.keras old.csv": r"`path` must end in one of",
         "tiny.keras new --tolerance x": "--tolerance",
         "tiny.keras new --pixels 40x48": "--pixels",
         "tiny.keras new --image-size 40": "--image-size",
