@@ -310,8 +310,10 @@ class Chain(MultiHeadTraining, ImageModel):
     @property
     def num_features(self) -> int | None:
         """Width of the tokens after the last block, which the classifier reads."""
-        layout = self.token_layout
-        return keras.tree.flatten(self.get_layer(layout[-1].name).output)[0].shape[-1]
+        if not self.token_layout:
+            return None
+        last = self.get_layer(self.token_layout[-1].name)
+        return keras.tree.flatten(last.output)[0].shape[-1]
 
     def set_drop_path(self, rate: float, schedule: str = "linear") -> None:
         """Set the rate of stochastic depth of the blocks, in place.

@@ -228,6 +228,8 @@ def test_attributes_that_other_libraries_have():
     assert FAMILIES["Mixer"]().num_heads is None
     registers = kv.ViT(8, 1, 2, patch_size=8, input_shape=(16, 16, 3), register_tokens=4)
     assert registers.num_prefix_tokens == 5
+    bare = Chain([keras.layers.Flatten()], (4, 4, 1))
+    assert (bare.num_features, bare.num_prefix_tokens, bare.depth) == (None, None, 0)
     model.set_drop_path(0.3)
     assert [block.drop_path for block in model.blocks] == [0.0, 0.3, 0.0, 0.0]
 
