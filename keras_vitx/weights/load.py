@@ -117,6 +117,11 @@ def _local_file(text: str) -> LocalFile:
     if is_keras_directory(path):
         return LocalFile(text, path)
     if is_transformers_directory(path):
+        if not (path / SAFETENSORS).is_file():
+            raise FileNotFoundError(
+                f"weights={text!r} is a directory of Transformers without {SAFETENSORS}: save the "
+                "model there in one such file, or give the path of another."
+            )
         return LocalFile(text, path / SAFETENSORS)
     in_directory = is_model_directory(path)
     if path.is_dir() and not in_directory:

@@ -62,6 +62,12 @@ def test_transformers_directory(written):
         close(array(model(images, training=False)), outputs)
 
 
+def test_transformers_directory_without_weights(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "vit"}')
+    with pytest.raises(FileNotFoundError, match=r"without model\.safetensors"):
+        kv.ViT(**SMALL, weights=tmp_path)
+
+
 def vit(**changes):
     return kv.ViT(**SMALL | {"classes": 5} | changes)
 
