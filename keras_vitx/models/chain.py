@@ -1,5 +1,6 @@
 """`Chain`, the model class of all families: an ordered list of layers."""
 
+import json
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -26,6 +27,7 @@ from keras_vitx.models.checks import check_counts
 from keras_vitx.models.multi_head import MultiHeadTraining
 from keras_vitx.positions import Grid, resample
 from keras_vitx.preprocessing import Preprocessing
+from keras_vitx.provenance import base_of
 from keras_vitx.serialized import check_registered
 
 log = logging.getLogger(__name__)
@@ -61,6 +63,7 @@ class ImageModel(keras.Model):
         scan: bool = True,
         remat: bool = False,
         threshold: float | Sequence[float] | None = None,
+        training_record: str | None = None,
         dtype: Any = None,
         **kwargs,
     ):
@@ -77,6 +80,8 @@ class ImageModel(keras.Model):
         self.scan = scan
         self.remat = remat
         self.threshold = threshold
+        # Text, as Keras would read names of classes in a dictionary of the config.
+        self.training_record = training_record and dict(json.loads(training_record))
 
     @property
     def preprocessing(self) -> Preprocessing | None:
@@ -151,8 +156,9 @@ class ImageModel(keras.Model):
     def get_config(self) -> dict[str, Any]:
         """Return the config from which `from_config` makes an equal model with new weights."""
         images, preprocessing = self.inputs[0], self.network_preprocessing
-        threshold = {} if self.threshold is None else {"threshold": self.threshold}
-        return threshold | {
+        record = self.training_record and json.dumps(self.training_record)
+        optional = {"threshold": self.threshold, "training_record": record}
+        return {name: value for name, value in optional.items() if value is not None} | {
             "name": self.name,
             "trainable": self.trainable,
             "frozen": frozen_layers(self),
@@ -214,6 +220,8 @@ class Chain(MultiHeadTraining, ImageModel):
             pass.
         threshold: Probability above which a class is predicted, for independent classes (one
             number, or one per class) or the second of two; None is 0.5. `kv.evaluate` uses it.
+        training_record: JSON of where the weights come from (`keras_vitx.provenance`), which
+            `weights=` and `kv.fit` set, and `kv.save` puts into the model card.
         images: Arguments of the `keras.Input`, such as `name`, `batch_size` and `dtype`.
         input_tensor: A `keras.Input` to use instead of a new one.
         dtype: Dtype policy of the model; the layers have their own.
@@ -362,6 +370,8 @@ class Chain(MultiHeadTraining, ImageModel):
             name=self.name,
         )
         model.head_loaded = False
+        base = base_of(self.training_record)
+        model.training_record = base and {"base": base}
         return model
 
     def at_size(self, size: tuple[int, int], antialias: bool = True) -> "Chain":

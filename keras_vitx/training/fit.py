@@ -8,6 +8,7 @@ from typing import Any
 import keras
 
 from keras_vitx.outputs import ModelSpec, outputs_of
+from keras_vitx.provenance import base_of
 from keras_vitx.serialized import check_registered
 from keras_vitx.training import recipes
 from keras_vitx.training.devices import check_devices
@@ -28,6 +29,7 @@ from keras_vitx.training.run import (
     Throughput,
     Validate,
     check_callbacks,
+    name_of,
     verbosity,
 )
 from keras_vitx.training.source import fingerprint, open_data
@@ -123,7 +125,16 @@ def fit(
         check_callbacks(model, callbacks)
         run.describe(batches, model, recipe, teacher=teacher and teacher.name, head=head, seed=seed)
         throughput = Throughput(len(data.labels))
-        best = run.best = BestCheckpoint(model, output, recipe.result, throughput, recipe.patience)
+        record = {
+            "base": base_of(getattr(model, "training_record", None)),
+            "data": name_of(source),
+            "images": batches.train_size,
+            "recipe": recipe.to_dict(),
+            "seed": seed,
+        }
+        best = run.best = BestCheckpoint(
+            model, output, recipe.result, throughput, recipe.patience, record
+        )
         first = [run, StopAtNonFinite(batches.train)]
         if batches.validation is not None:
             first.append(Validate(lambda: evaluator.measure(batches.validation)))
@@ -144,6 +155,8 @@ def fit(
         )
         history.test = None if batches.test is None else evaluator.measure(batches.test)
         run.record |= {"test": history.test, "finished": True}
+        if history.test and getattr(model, "training_record", None):
+            model.training_record["test"] = history.test
     return history
 
 

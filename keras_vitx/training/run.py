@@ -19,6 +19,7 @@ from filelock import FileLock, Timeout
 from keras_vitx.data import Pipelines
 from keras_vitx.drawing import Picture, drawing
 from keras_vitx.files import atomic_write, write_csv
+from keras_vitx.provenance import digest_of
 from keras_vitx.training.devices import in_use, is_chief, single_process
 from keras_vitx.training.recipe import Recipe
 from keras_vitx.training.resume import (
@@ -289,6 +290,7 @@ class BestCheckpoint(keras.callbacks.Callback):
         result: `"best"` keeps the best epoch, `"last"` the last one.
         throughput: A callback before this one, whose `row` is added to the history.
         patience: Epochs without improvement after which training ends; None for no early stopping.
+        record: What the `training_record` of a `Chain` says beside the best epoch and its metrics.
 
     Attributes:
         epoch: The best epoch, counted from 1; None before the first one ends.
@@ -306,11 +308,13 @@ class BestCheckpoint(keras.callbacks.Callback):
         result: Literal["best", "last"] = "best",
         throughput: Throughput | None = None,
         patience: int | None = None,
+        record: Mapping[str, Any] | None = None,
     ):
         super().__init__()
         self.set_model(model)
         self.output = Path(output) if output is not None and is_chief() else None
         self.result, self.throughput, self.patience = result, throughput, patience
+        self.record = record
         self.epoch: int | None = None
         self.logs: dict[str, float] = {}
         self.values = copied_values(self._variables())
@@ -339,6 +343,7 @@ class BestCheckpoint(keras.callbacks.Callback):
                 self.epoch, self.logs = epoch + 1, logs
                 self.values = copied_values(self._variables())
                 if self.output is not None:
+                    self._tell_model()
                     path = self.output / f"{self.result}.keras"
                     with atomic_write(path) as temporary, single_process():
                         self.model.save(temporary)
@@ -353,10 +358,18 @@ class BestCheckpoint(keras.callbacks.Callback):
     def restore(self) -> str:
         """Restore the best or else the initial weights, and return a sentence that says which."""
         assign_values(self._variables(), self.values)
-        if self.epoch is None:
+        if self.epoch is not None:
+            self._tell_model()
+        else:
             return "The model has its weights from before training: no epoch was finished."
         value = f" ({self.monitor} {self.logs[self.monitor]:.4g})" if self.monitor else ""
         return f"The model has the weights of epoch {self.epoch}{value}."
+
+    def _tell_model(self):
+        if self.record is not None and hasattr(self.model, "training_record"):
+            summary = {name: self.summary()[name] for name in ("best_epoch", "validation")}
+            record = {**self.record, **summary, "weights": digest_of(self.model)}
+            self.model.training_record = record
 
     def summary(self) -> dict[str, Any]:
         """Return the best epoch and its metrics, for the record of a run."""
@@ -369,7 +382,7 @@ class BestCheckpoint(keras.callbacks.Callback):
         }
 
     def get_state(self) -> dict[str, Any]:
-        return {name: vars(self)[name] for name in ("epoch", "logs", "values", "rows")}
+        return {name: vars(self)[name] for name in ("epoch", "logs", "values", "rows", "record")}
 
     def set_state(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
@@ -411,6 +424,14 @@ def path_of(source: Any) -> str | None:
         return None
     path = Path(source).expanduser()
     return str(path.resolve()) if path.exists() else None
+
+
+def name_of(source: Any) -> str | None:
+    """Return the name of a source without the directories that it lies in; None for arrays."""
+    source = getattr(source, "name", source)
+    if not isinstance(source, (str, os.PathLike)):
+        return None
+    return Path(source).name if path_of(source) else str(source)
 
 
 def read_run(directory: Path) -> dict[str, Any]:

@@ -9,6 +9,8 @@ from typing import Any
 from PIL import Image
 
 from keras_vitx.preprocessing import Preprocessing
+from keras_vitx.provenance import digest_of
+from keras_vitx.text import shortened
 
 
 def model_card(
@@ -23,15 +25,24 @@ def model_card(
     """Return the text of a model card, starting with the YAML metadata for the hub.
 
     `weights` is a file beside the card, `accuracy` the top-1 accuracy on the test images of
-    `dataset`, in 0..1, and `custom_objects` are the registered names that `load` needs.
+    `dataset`, in 0..1, and `custom_objects` are the registered names that `load` needs. What is not
+    given is that of the model's `training_record`.
     """
     from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
+    record, split = model.training_record or {}, "test"
+    is_current = record.get("weights") == digest_of(model)
+    if is_current and accuracy is None and dataset is None:
+        split = next((name for name in ("test", "validation") if record.get(name)), split)
+        accuracy = (record.get(split) or {}).get("accuracy")
+    trained_on = dataset or record.get("data") or "not stated"
+    measured_on = f"{split} images of {dataset or record.get('data') or 'the training data'}"
     classifies = any(layer.name == "head" for layer in model.layers)
     task = "image-classification" if classifies else "image-feature-extraction"
     results = None
     if accuracy is not None:
-        results = [EvalResult(task, dataset, dataset, "accuracy", accuracy)]
+        name = dataset or measured_on
+        results = [EvalResult(task, name, name, "accuracy", accuracy, dataset_split=split)]
     data = ModelCardData(
         model_name=model.name,
         license=license,
@@ -45,13 +56,15 @@ def model_card(
     height, width, channels = model.input_shape[1:]
     pytorch = ", with the names of PyTorch checkpoints" * weights.endswith(".safetensors")
     preprocessing = model.preprocessing.to_dict() if model.preprocessing else {}
+    names = f": {shortened(map(str, model.class_names), 20)}" if model.class_names else ""
     rows = {
         "Family": model.family or "none",
         "Parameters": f"{model.count_params():,}",
         "Images": f"{height} x {width} x {channels}",
-        "Output": f"{model.output_shape[-1]} classes" if classifies else model.output_shape,
-        "Accuracy": "not stated" if accuracy is None else f"{accuracy:.2%} (top-1, {dataset})",
-        "Trained on": dataset or "not stated",
+        "Output": f"{model.output_shape[-1]} classes{names}" if classifies else model.output_shape,
+        "Accuracy": "not stated" if accuracy is None else f"{accuracy:.2%} (top-1, {measured_on})",
+        "Trained on": trained_on,
+        "Base": record.get("base") or "none known",
         "License": license or "not stated",
         "Weights": f"`{weights}`{pytorch}",
         **{f"Images' {name}": value for name, value in preprocessing.items()},
@@ -66,13 +79,18 @@ def model_card(
     )
     if classifies and (model.class_names or model.output_shape[-1] == 1000):
         code += "\nprint(kv.decode_predictions(outputs, model=model))"
-    training = recipe or "Not stated."
-    if isinstance(training, str):
-        training = html.escape(training, quote=False)
+    training = ""
+    if recipe is None and "recipe" in record:
+        recipe = record["recipe"]
+        images, epoch, seed = (_table_cell(record.get(k)) for k in ("images", "best_epoch", "seed"))
+        training = f"By `keras_vitx.fit` on {images} images, with the seed {seed}; the weights are "
+        training += f"those of epoch {epoch}{'' if is_current else ', changed afterwards'}.\n\n"
+    if isinstance(recipe or "", str):
+        training += html.escape(recipe or "Not stated.", quote=False)
     else:
         # A backtick in the recipe could end the code block.
         content = json.dumps(recipe, indent=2).replace("`", "\\u0060")
-        training = f"```json\n{content}\n```"
+        training += f"```json\n{content}\n```"
     sections = (
         f"---\n{data.to_yaml()}\n---",
         f"# {_table_cell(model.name)}",

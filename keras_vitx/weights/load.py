@@ -217,6 +217,7 @@ def load(
             model.class_names = description.class_names
     # Fine-tuning must know a trained head even without class names.
     model.head_loaded = conversion.head
+    model.training_record = {"base": _base(source) + " (in part)" * (not strict)}
     if conversion.classes is not None and not conversion.head:
         logger.warning(
             "%s: all weights loaded except the head's: the file's head has %d classes.",
@@ -229,6 +230,14 @@ def load(
             *(len(conversion.unused), _listed(conversion.unused)),
         )
     return model
+
+
+def _base(source: LocalFile) -> str:
+    """Return the name of a checkpoint and its license, an address, or the name of a file."""
+    entry = source.checkpoint
+    if entry is not None:
+        return f"{entry.name} ({entry.license or 'no license stated'})"
+    return source.weights if source.weights.startswith(SCHEME) else Path(source.weights).name
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -76,7 +76,8 @@ def save(
         model: A model of this package.
         directory: Path of a new or empty directory.
         recipe: How the model was trained, for the card: text, a
-            `keras_vitx.training.Recipe`, or a dictionary such as the `run.json` of `fit`.
+            `keras_vitx.training.Recipe`, or a dictionary. None takes what `fit` recorded:
+            the recipe, data, accuracy and base, the weights that training began with.
         accuracy: Top-1 accuracy on the test images of `dataset`, between 0 and 1.
         dataset: Name of the training data.
         license: License identifier, as spelled on the hub, such as "apache-2.0".
@@ -132,7 +133,7 @@ def save(
         "library_version": version,
         "keras_version": keras.__version__,
         "weights": weights,
-        "recipe": recipe,
+        "recipe": recipe or (model.training_record or {}).get("recipe"),
         "model": config,
     }
     texts = {CONFIG: json.dumps(about, indent=1) + "\n", CARD: card}

@@ -248,6 +248,41 @@ def test_the_card(directories, tmp_path):
     assert card.text.count("not stated") == 3
 
 
+def test_the_card_says_what_fit_did(tmp_path):
+    model = FAMILIES["ViT"](input_shape=(16, 16, 3), classes=3)
+    model.save_weights(tmp_path / "start.weights.h5")
+    model = FAMILIES["ViT"](
+        input_shape=(16, 16, 3), classes=3, weights=tmp_path / "start.weights.h5"
+    )
+    images = np.random.default_rng(0).integers(0, 256, (12, 16, 16, 3), "uint8")
+    data = tmp_path / "photos"
+    for index, image in enumerate(images):
+        (data / "abc"[index % 3]).mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(data / "abc"[index % 3] / f"{index}.png")
+    kv.fit(model, data, epochs=1, output=tmp_path / "run", verbose=0, validation_split=0.25)
+    accuracy = model.training_record["validation"]["accuracy"]
+
+    again = kv.load(tmp_path / "run" / "best.keras")
+    for name, each in (("live", model), ("again", again)):
+        kv.save(each, tmp_path / name)
+        again = kv.load(tmp_path / name)
+    kv.save(again, tmp_path / "thrice")
+    for name in ("live", "again", "thrice"):
+        card = card_of(tmp_path / name)
+        for said in ("photos", "start.weights.h5", "3 classes: a, b, c", f"{accuracy:.2%}"):
+            assert said in card.text
+        assert str(tmp_path) not in card.content
+        assert recipe_in(card)["name"] == "finetune"
+        assert [result.metric_value for result in card.data.eval_results] == [accuracy]
+
+    # The accuracy was that of other weights.
+    again.layers[-1].kernel.assign(again.layers[-1].kernel + 1)
+    kv.save(again, tmp_path / "changed")
+    card = card_of(tmp_path / "changed")
+    assert "Accuracy | not stated" in card.text and "changed afterwards" in card.text
+    assert again.new_head(2).training_record == {"base": "start.weights.h5, then photos"}
+
+
 def recipe_in(card):
     return json.loads(re.search(r"```json\n(.*?)```", card.text, re.DOTALL)[1])
 
