@@ -46,6 +46,7 @@ def measure(
     maps: Literal["softmax", "values"] | None = None,
     threshold: float = 0.5,
     nearest: int | None = None,
+    center: bool = False,
 ) -> dict[str, dict[str, np.ndarray]]:
     """Measure the blocks of a model, as means over images.
 
@@ -66,6 +67,7 @@ def measure(
             which attention is similar.
         nearest: If set, tau of `cross_layer_similarity` is the mean cosine within this many
             blocks, per batch; see `measures.cross_layer_similarity`.
+        center: Whether the similarities of maps and of heads are those of `measures.centered` maps.
 
     Returns:
         For each measure, its value for each block to which it applies, by name.
@@ -83,7 +85,7 @@ def measure(
     if isinstance(measures, Mapping):
         selection = dict(measures)
     else:
-        known = MEASURES | _similarities(threshold, nearest)
+        known = MEASURES | _similarities(threshold, nearest, center)
         names = [measures] if isinstance(measures, str) else known if measures is None else measures
         selection = {name: known[name] for name in map(check_measure, names)}
     sums: Sums = {name: {} for name in selection}
@@ -170,16 +172,6 @@ def _of_patches(function):
     return of_block
 
 
-def _maps_with_rows(block):
-    """Return the maps with more than one query: a cosine over one number is trivial."""
-    return None if block.maps is None or block.maps.shape[2] == 1 else block.maps
-
-
-def _head_similarity(block):
-    maps = _maps_with_rows(block)
-    return None if maps is None else m.mean_head_similarity(maps)
-
-
 def _class_rows(block):
     """Return the rows of the class token, which is the first query."""
     if block.maps is None or block.grid is None or block.maps.shape[2] == block.num_patches:
@@ -215,7 +207,7 @@ def _center(layer):
     return np.concatenate([center, distance[:, None]], -1)
 
 
-def _with_previous(function):
+def _with_previous(of_block, function):
     """Compare the maps of each block with those of the previous one, if the shapes agree."""
 
     def compare(maps):
@@ -226,11 +218,21 @@ def _with_previous(function):
             if maps[name].shape == previous.shape
         }
 
-    return Measure(_maps_with_rows, compare, "maps like the block before")
+    return Measure(of_block, compare, "maps like the block before")
 
 
-def _similarities(threshold=0.5, nearest=None):
-    """Return the measures of similar attention (DeepViT), which have a threshold."""
+def _similarities(threshold=0.5, nearest=None, center=False):
+    """Return the measures of similar attention (DeepViT)."""
+
+    def maps_of(block):
+        # A cosine over the queries is trivial for one.
+        if block.maps is None or block.maps.shape[2] == 1:
+            return None
+        return m.centered(block.maps) if center else block.maps
+
+    def heads(block):
+        maps = maps_of(block)
+        return None if maps is None else m.mean_head_similarity(maps)
 
     def cross_layer(maps):
         fractions = m.cross_layer_similarity(list(maps.values()), threshold, nearest)
@@ -240,8 +242,10 @@ def _similarities(threshold=0.5, nearest=None):
         return (m.map_cosines(maps, others) > threshold).mean((-2, -1))
 
     return {
-        "adjacent_similarity": _with_previous(adjacent),
-        "cross_layer_similarity": Measure(_maps_with_rows, cross_layer),
+        "head_similarity": Measure(heads),
+        "map_similarity": _with_previous(maps_of, m.map_similarity),
+        "adjacent_similarity": _with_previous(maps_of, adjacent),
+        "cross_layer_similarity": Measure(maps_of, cross_layer),
     }
 
 
@@ -277,10 +281,8 @@ MEASURES: dict[str, Measure] = {
         lambda block: None if block.softmax is None else np.log([block.softmax.shape[-1]]),
         needs=SOFTMAX,
     ),
-    "head_similarity": Measure(_head_similarity),
     "attention_branch": Measure(_branch_ratio("attention"), needs="residual branches"),
     "mlp_branch": Measure(_branch_ratio("mlp"), needs="residual branches"),
-    "map_similarity": _with_previous(m.map_similarity),
     **_similarities(),
     "feature_similarity": Measure(lambda block: block.outputs, _feature_similarity),
     "normalized_cka": Measure(

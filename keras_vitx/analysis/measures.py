@@ -11,6 +11,7 @@ import numpy as np
 __all__ = [
     "attention_center",
     "branch_ratio",
+    "centered",
     "cross_layer_similarity",
     "entropy",
     "feature_similarity",
@@ -185,6 +186,19 @@ def attention_center(weights: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 # How similar maps, heads and features are.
+
+
+def centered(maps: Any) -> np.ndarray:
+    r"""Return maps minus the mean of each row, $A_{ij} - \frac1T \sum_k A_{ik}$.
+
+    The cosines below are near 1 for any two maps near the uniform one, as those of random weights
+    are. Centered maps are compared by how they differ from it.
+
+    Args:
+        maps: `(..., queries, keys)`.
+    """
+    maps = _float_maps(maps)
+    return maps - maps.mean(-1, keepdims=True)
 
 
 def map_cosines(

@@ -70,6 +70,34 @@ def test_measures_between_blocks():
 
 
 @pytest.mark.backend_free
+def test_similarity_of_centered_maps():
+    model = randomized("DeepViT", depth=3)
+    maps = [measures.centered(one.maps) for one in trace(model, IMAGES)]
+    assert abs(maps[0].sum(-1)).max() < 1e-5
+    found = measure(model, IMAGES, center=True)
+    expected = {
+        "map_similarity": measures.map_similarity(maps[0], maps[1]),
+        "head_similarity": measures.mean_head_similarity(maps[1]),
+        "cross_layer_similarity": measures.cross_layer_similarity(maps)[:, 1],
+    }
+    for name, values in expected.items():
+        close(found[name]["blocks_1"], values.mean(0), message=name)
+    close(
+        found["mean_maps"]["blocks_0"], measure(model, IMAGES, "mean_maps")["mean_maps"]["blocks_0"]
+    )
+
+
+@pytest.mark.backend_free
+def test_similarity_of_untrained_maps():
+    model = kv.ViT(
+        **{"dim": 32, "depth": 2, "num_heads": 2, "patch_size": 4}, input_shape=(16, 16, 3)
+    )
+    raw, centered = (measure(model, IMAGES, ["map_similarity"], center=c) for c in (False, True))
+    assert raw["map_similarity"]["blocks_1"] > 0.99
+    assert abs(centered["map_similarity"]["blocks_1"]) < 0.7
+
+
+@pytest.mark.backend_free
 def test_thresholds_of_similarity():
     model = randomized("DeepViT", depth=3)
     maps = [one.maps for one in trace(model, IMAGES)]
