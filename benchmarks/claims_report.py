@@ -1,52 +1,67 @@
-"""Print what came out of `benchmarks/claims.py` as Markdown, and draw its figures.
+"""Write docs/claims.md, or another page, from the results of `benchmarks/claims.py`.
 
-    KERAS_BACKEND=torch python benchmarks/claims_report.py runs/claims runs/figures > runs/claims.md
+    KERAS_BACKEND=torch python benchmarks/claims_report.py runs/claims docs/claims.md docs/figures
 
-Each cell is the mean over seeds, with the value of each seed in parentheses; figures are drawn by
-`keras_vitx.analysis`.
+A claim is a number per seed, positive if the paper is right, and a test that was named before the
+runs: whether the 95 % interval of its mean (Student's t over seeds) lies above 0 ("shows"), below 0
+("contradicts") or holds it ("no power"); whether it lies within a margin ("shows", equivalence); or
+Fisher's exact test on the number of failed trainings.
 """
 
 import argparse
+import dataclasses
 import json
-import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
+import exact_claims
 import numpy as np
-from claims import FRACTIONS, STRENGTHS, runs
+from claims import DESIGNS, FAILED, FRACTIONS, RATES, STRENGTHS, Run
+from scipy import stats
 
 from keras_vitx import analysis
 
-Value = Callable[[dict], float]
+Result = Mapping
+Value = Callable[[Result], float]
 """A figure of one run, computed from its result."""
-Found = dict[tuple[str, float], list[dict]]
-"""The results of each seed, by network and fraction of the images."""
 
 
-def accuracy(result: dict) -> float:
+def accuracy(result: Result) -> float:
     return 100 * result["accuracy"]
 
 
-def similar_blocks(result: dict) -> float:
-    shares = list(result["measures"]["cross_layer_similarity"].values())
-    return analysis.measures.similar_blocks(np.array(shares)).sum()
+def by_block(result: Result, name: str, when: str = "measures") -> np.ndarray:
+    """Return the means over heads of a measure, by block."""
+    return np.array([np.mean(value) for value in result[when][name].values()])
 
 
-def by_block(result: dict, name: str) -> np.ndarray:
-    """Return the means over heads of a measure, without class blocks."""
-    blocks = result["measures"][name].items()
-    return np.array([np.mean(value) for block, value in blocks if "token_only" not in block])
+def mean_of(name: str) -> Value:
+    return lambda result: by_block(result, name).mean()
 
 
-def deeper_entropy(result: dict) -> float:
+def at_start(name: str) -> Value:
+    return lambda result: by_block(result, name, "step_0").mean()
+
+
+def deep_minus_shallow(result: Result) -> float:
     values = by_block(result, "entropy")
-    return values[len(values) // 2 :].mean()
+    half = len(values) // 2
+    return values[half:].mean() - values[:half].mean()
 
 
-def spread(values: np.ndarray) -> float:
-    return values.std() / values.mean()
+def entropy_at_start(result: Result) -> float:
+    values = by_block(result, "entropy", "step_0")
+    half = len(values) // 2
+    return values[half:].mean() - values[:half].mean()
+
+
+def spread(name: str) -> Value:
+    def of(result):
+        values = by_block(result, name)
+        return values.std() / values.mean()
+
+    return of
 
 
 def under(kind: str, strength: float) -> Value:
@@ -57,178 +72,353 @@ def under(kind: str, strength: float) -> Value:
     return accuracy_under
 
 
+def gates_of(blocks: slice, when: str = "measures") -> Value:
+    return lambda result: by_block(result, "gates", when)[blocks].mean()
+
+
+Runs = Callable[[Run], Result]
+"""The result of a run of one seed."""
+
+
 @dataclass(frozen=True)
 class Claim:
     """A claim of a paper.
 
     Attributes:
-        title: What it is about.
+        title: What it is about, and where the paper has it.
         paper: What the paper found.
-        networks: The networks that are compared, trained on all images.
-        values: What is compared, a row of the table each.
-        figure: Name of the figure and the function that draws it from the measures.
+        design: Its runs, a name in `DESIGNS`.
+        here: What is compared, in words.
+        rows: What the table shows of each run, before training ("step 0") and after.
+        statistic: One number per seed, positive if the paper is right.
+        margin: If set, the claim is that the number is within it.
+        failures: If set, the networks of which the first fails more often; `statistic` is unused.
     """
 
     title: str
     paper: str
-    networks: tuple[str, str]
-    values: dict[str, Value]
-    figure: tuple[str, Callable] | None = None
+    design: str
+    here: str
+    rows: dict[str, tuple[Value | None, Value]]
+    statistic: Callable[[Runs], float] | None = None
+    margin: float | None = None
+    failures: tuple[str, str] | None = None
 
 
-CONVIT, ATTACKED = ("ViT", "ConViT"), ("ViT", "CB-ViT")
-FEW = "Few images (ConViT, Table 2)"
-FEW_PAPER = (
-    "ConViT_S against DeiT_S on ImageNet, with the same number of images seen: 47.8 against 34.8 "
-    "with 5 % of the images, 59.6 against 48.0 with 10 %, 73.7 against 66.1 with 30 %, 81.4 "
-    "against 79.9 with all."
-)
+ACCURACY = {"accuracy, %": (None, accuracy)}
+(VIT, CB), (FROZEN, AT_RANDOM), (CONVIT,) = (DESIGNS[n] for n in ("entropy", "frozen", "gates"))
+WHOLE, REUSING = DESIGNS["reuse"]
+VIT_24, DEEPVIT_24 = DESIGNS["similarity"]
+
+
+def difference(value: Value, first: Run, second: Run) -> Callable[[Runs], float]:
+    return lambda of: value(of(first)) - value(of(second))
+
+
+def sharing_costs(of: Runs) -> float:
+    plain, refined = (
+        accuracy(of(Run(f"{name} shared by 0"))) - accuracy(of(Run(f"{name} shared by 3")))
+        for name in ("attention", "refined")
+    )
+    return plain - refined
+
+
+def slope_of_gap(of: Runs) -> float:
+    gaps = [accuracy(of(Run("ConViT", f))) - accuracy(of(Run("ViT", f))) for f in FRACTIONS]
+    return -np.polyfit(np.log(FRACTIONS), gaps, 1)[0]
+
+
 CLAIMS = (
     Claim(
-        "Similar blocks (DeepViT, Table 4)",
-        "In a ViT of 24 blocks, 11 are similar to the block before (79.4 %), in a DeepViT none "
-        "(80.1 %).",
-        ("ViT-24", "DeepViT-24"),
-        {"accuracy, %": accuracy, "similar blocks": similar_blocks},
-        ("similarity", partial(analysis.plot_matrix, name="cross_layer_similarity")),
+        "Frozen attention with a convolutional start (ConViT, Table 3)",
+        "With all GPSA layers frozen, the convolutional start is 4.9 points above a random one.",
+        "frozen",
+        "accuracy with the start minus without it, in points",
+        ACCURACY,
+        difference(accuracy, FROZEN, AT_RANDOM),
     ),
     Claim(
-        "Entropy (Context Broadcasting, Figure 5a)",
-        "Context Broadcasting raises accuracy (ViT_S: 79.9 to 80.5 %, Table 6) and lowers the "
-        "entropy of attention, most in the deeper blocks (Figure 5a).",
-        ATTACKED,
-        {
-            "accuracy, %": accuracy,
-            "entropy": lambda result: by_block(result, "entropy").mean(),
-            "entropy, deeper half": deeper_entropy,
+        "Sharing maps with the next blocks (Refiner, Table 13)",
+        "Shared by 0, 1, 2, 3 blocks: plain attention 82, 77, 70, NaN; refined 83.0, 83.0, 82.8, "
+        "82.6.",
+        "sharing",
+        "what sharing by 3 costs plain attention minus what it costs refined attention, in points",
+        ACCURACY
+        | {"normalized CKA, last block": (None, lambda r: by_block(r, "normalized_cka")[-1])},
+        sharing_costs,
+    ),
+    Claim(
+        "Refined features change faster (Refiner, Figure 4)",
+        "By normalized CKA, the features of a refined network change faster with depth.",
+        "sharing",
+        "normalized CKA of the last block, refined minus plain, nothing shared",
+        {},
+        lambda of: (
+            by_block(of(Run("refined shared by 0")), "normalized_cka")[-1]
+            - by_block(of(Run("attention shared by 0")), "normalized_cka")[-1]
+        ),
+    ),
+    Claim(
+        "LayerScale lets deep networks train (CaiT, Table 1)",
+        "DeiT-S of 24 and 36 blocks fails before the end without it, at 78.9 %; with it 82.4 and "
+        "82.9 %.",
+        "frontier",
+        f"trainings of 24 blocks that end below {FAILED:.0%}, at {len(RATES)} learning rates",
+        ACCURACY,
+        failures=("ViT-24", "ViT-24 LayerScale"),
+    ),
+    Claim(
+        "LayerScale evens out the branches (CaiT, Figure 4)",
+        "With it, the norms of the branches beside that of the tokens vary less over the blocks.",
+        "frontier",
+        "standard deviation over blocks of the MLP branch's norm, divided by its mean: without "
+        f"minus with LayerScale, at the learning rate {RATES[0]:g}",
+        {"MLP branch, spread": (None, spread("mlp_branch"))},
+        difference(
+            spread("mlp_branch"),
+            *(Run(name, 0.3, 0.3, RATES[0]) for name in ("ViT-24", "ViT-24 LayerScale")),
+        ),
+    ),
+    Claim(
+        "Few images (ConViT, Table 2)",
+        "ConViT_S gains over DeiT_S 13.0 points with 5 % of the images, 11.6 with 10 %, 7.6 with "
+        "30 %, 1.5 with all.",
+        "few",
+        "how much the gap falls per factor e of images, in points",
+        ACCURACY,
+        slope_of_gap,
+    ),
+    Claim(
+        "Entropy in deep blocks (Context Broadcasting, Figure 5a)",
+        "Context Broadcasting lowers the entropy of attention, most in the deeper blocks.",
+        "entropy",
+        "entropy of the deeper half minus that of the shallow half: ViT minus CB-ViT, in nats",
+        ACCURACY
+        | {
+            "entropy": (at_start("entropy"), mean_of("entropy")),
+            "deeper minus shallow half": (entropy_at_start, deep_minus_shallow),
         },
-        ("entropy", partial(analysis.plot_by_block, names="entropy")),
+        difference(deep_minus_shallow, VIT, CB),
+    ),
+    Claim(
+        "Lower entropy (Context Broadcasting, Figure 5a)",
+        "Context Broadcasting lowers the entropy of attention.",
+        "entropy",
+        "mean entropy, ViT minus CB-ViT, in nats",
+        {},
+        difference(mean_of("entropy"), VIT, CB),
     ),
     Claim(
         "Robustness (Context Broadcasting, Table 8)",
-        "With Context Broadcasting, ViT_S gains accuracy on images with an occluded center and "
-        "under FGSM. The text gives neither the share nor epsilon.",
-        ATTACKED,
-        {f"{s:.0%} occluded": under("occlude", s) for s in STRENGTHS["occlude"]}
-        | {f"FGSM, {255 * s:.0f}/255": under("fgsm", s) for s in STRENGTHS["fgsm"]},
+        "Context Broadcasting raises the accuracy of ViT_S on images with an occluded center and "
+        "under FGSM; the text gives neither the area nor epsilon.",
+        "entropy",
+        "accuracy with a quarter of the area occluded, CB-ViT minus ViT, in points",
+        {f"{s:.0%} occluded": (None, under("occlude", s)) for s in STRENGTHS["occlude"]}
+        | {f"FGSM, {255 * s:.0f}/255": (None, under("fgsm", s)) for s in STRENGTHS["fgsm"]},
+        difference(under("occlude", 0.25), CB, VIT),
     ),
     Claim(
-        "Branch norms (CaiT, Figure 4)",
-        "With LayerScale, the branches have about 20 % of the norm of the tokens, more evenly "
-        "over the blocks than without. Spread is the standard deviation over blocks divided by "
-        "the mean.",
-        ("CaiT-24 without LayerScale", "CaiT-24"),
+        "Gates close, deep blocks first (ConViT, Figure 6)",
+        "The mean gate falls throughout training, to 0 in the deep GPSA blocks, while heads of "
+        "the first five blocks keep attending by position.",
+        "gates",
+        "mean gate of the first two GPSA blocks minus that of the last two, after training",
         {
-            "accuracy, %": accuracy,
-            "attention branch": lambda result: by_block(result, "attention_branch").mean(),
-            "attention branch, spread": lambda result: spread(by_block(result, "attention_branch")),
-            "MLP branch": lambda result: by_block(result, "mlp_branch").mean(),
-            "MLP branch, spread": lambda result: spread(by_block(result, "mlp_branch")),
+            "gate, first two blocks": (gates_of(slice(2), "step_0"), gates_of(slice(2))),
+            "gate, last two blocks": (
+                gates_of(slice(-2, None), "step_0"),
+                gates_of(slice(-2, None)),
+            ),
         },
-        ("branches", partial(analysis.plot_by_block, names=["attention_branch", "mlp_branch"])),
+        lambda of: gates_of(slice(2))(of(CONVIT)) - gates_of(slice(-2, None))(of(CONVIT)),
     ),
     Claim(
-        "Features (Refiner, Figure 4, Table 2)",
-        "Refined attention raises accuracy (ViT of 16 blocks: 78.9 %; with distributed local "
-        "attention alone 80.3 %, Table 2; with the whole refiner 83.0 %, Tables 1 and 9), and "
-        "features, by normalized CKA, change faster with depth.",
-        ("ViT", "Refined-ViT"),
-        {
-            "accuracy, %": accuracy,
-            "normalized CKA, last block": lambda result: by_block(result, "normalized_cka")[-1],
+        "Gates fall (ConViT, Figure 6)",
+        "The mean gate falls throughout training.",
+        "gates",
+        "mean gate before training minus after it",
+        {},
+        lambda of: gates_of(slice(None), "step_0")(of(CONVIT)) - gates_of(slice(None))(of(CONVIT)),
+    ),
+    Claim(
+        "Reusing maps costs nothing (DeepViT, Table 3)",
+        "24 blocks, the last 11 with the maps of one: 78.7 instead of 79.3 %; 32 blocks, 15: 79.2 "
+        "as before.",
+        "reuse",
+        "accuracy with 5 of 12 blocks reusing maps minus without; equivalent if within 1 point",
+        ACCURACY,
+        difference(accuracy, REUSING, WHOLE),
+        margin=1.0,
+    ),
+    Claim(
+        "Similar maps (DeepViT, Figures 1 to 4)",
+        "Maps of adjacent deep blocks of a ViT are nearly the same, those of a DeepViT are not.",
+        "similarity",
+        "similarity of adjacent maps, without the mean of each row: ViT minus DeepViT",
+        ACCURACY
+        | {
+            "similarity": (at_start("map_similarity"), mean_of("map_similarity")),
+            "without rows' means": (
+                at_start("centered_similarity"),
+                mean_of("centered_similarity"),
+            ),
         },
-        ("cka", partial(analysis.plot_by_block, names="normalized_cka")),
+        difference(mean_of("centered_similarity"), VIT_24, DEEPVIT_24),
     ),
 )
 
 
-def read(directory: Path) -> Found:
-    found: Found = {}
-    for run in runs(100):
-        file = run.path(directory, ".json")
-        if file.exists():
-            found.setdefault((run.network, run.fraction), []).append(json.loads(file.read_text()))
+def read(directory: Path) -> list[dict[Run, Result]]:
+    """Return the results by run, its seed set to 0, one dictionary per seed."""
+    found = []
+    rows = dict.fromkeys(run for design in DESIGNS.values() for run in design)
+    for seed in range(100):
+        results = {}
+        for run in rows:
+            file = dataclasses.replace(run, seed=seed).path(directory, ".json")
+            if file.exists():
+                results[run] = json.loads(file.read_text())
+        if not results:
+            return found
+        found.append(results)
     return found
 
 
-def report(found: Found, directory: Path) -> None:
-    """Print and draw the claims whose runs are there."""
-    directory.mkdir(parents=True, exist_ok=True)
+def verdict(claim: Claim, found: list[dict[Run, Result]]) -> tuple[str, str, str]:
+    """Return the numbers of the seeds, the statistic, and the verdict."""
+    whole = [results for results in found if set(DESIGNS[claim.design]) <= results.keys()]
+    if claim.failures:
+        return fisher(claim, found)
+    if not whole:
+        return "", "", "not run"
+    values = np.array([claim.statistic(results.__getitem__) for results in whole])
+    text = ", ".join(f"{value:+.2f}" for value in values)
+    if len(values) < 2:
+        return text, "one seed", "no power"
+    mean, error = values.mean(), stats.sem(values)
+    half = stats.t.ppf(0.975, len(values) - 1) * error
+    low, high = mean - half, mean + half
+    interval = f"{mean:+.2f}, {low:+.2f} to {high:+.2f}"
+    if claim.margin is not None:
+        inside = max(-low, high) < claim.margin
+        outside = low > claim.margin or high < -claim.margin
+    else:
+        inside, outside = low > 0, high < 0
+    return text, interval, "shows" if inside else "contradicts" if outside else "no power"
 
-    def picture(name):
-        print(f"\n![{name}]({directory.name}/claims-{name}.png)")
-        return directory / f"claims-{name}.png"
 
-    if all((network, part) in found for network in CONVIT for part in FRACTIONS):
-        print_head(FEW, FEW_PAPER, CONVIT)
-        for part in FRACTIONS:
-            print_row(f"{part:.0%} of the images", accuracy, [found[n, part] for n in CONVIT])
-        points = {n: {f: mean(found[n, f], accuracy) for f in FRACTIONS} for n in CONVIT}
-        xlabel = "fraction of the training images"
-        analysis.plot_curves(points, picture("fractions"), xlabel, baseline="ViT")
+def fisher(claim: Claim, found: list[dict[Run, Result]]) -> tuple[str, str, str]:
+    counts = []
+    for network in claim.failures:
+        ends = [
+            not results[run]["accuracy"] >= FAILED
+            for results in found
+            for run in DESIGNS[claim.design]
+            if run.network == network and run in results
+        ]
+        counts.append((sum(ends), len(ends) - sum(ends)))
+    (first, _), (second, _) = counts
+    text = ", ".join(f"{bad} of {bad + good}" for bad, good in counts)
+    if not all(map(sum, counts)):
+        return text, "", "not run"
+    p = stats.fisher_exact(counts).pvalue
+    if p >= 0.05:
+        return text, f"p = {p:.2g}", "no power"
+    return text, f"p = {p:.2g}", "shows" if first > second else "contradicts"
+
+
+def page(found: list[dict[Run, Result]], figures: Path) -> str:
+    """Return the page, and draw its figures."""
+    lines = [HEAD, "| claim | by seed | mean and 95 % interval | verdict |", "|---|---|---|---|"]
     for claim in CLAIMS:
-        if not all((network, 1.0) in found for network in claim.networks):
-            continue
-        results = {network: found[network, 1.0] for network in claim.networks}
-        print_head(claim.title, claim.paper, claim.networks)
-        for name, value in claim.values.items():
-            print_row(name, value, list(results.values()))
-        if claim.figure:
-            name, plot = claim.figure
-            plot({n: mean_measures(one) for n, one in results.items()}, path=picture(name))
-        else:
-            draw_robustness(results, picture)
+        lines.append(f"| {claim.title} | {' | '.join(verdict(claim, found))} |")
+    for claim in CLAIMS:
+        lines += [f"\n## {claim.title}\n", f"The paper: {claim.paper}\n"]
+        lines.append(f"Compared: {claim.here}.")
+        design = DESIGNS[claim.design]
+        if claim.rows and any(run in results for results in found for run in design):
+            lines += table(claim, found)
+        lines += figure(claim, found, figures)
+    lines += ["\n## Claims that hold to rounding\n", EXACT, *exact_claims.rows()]
+    return "\n".join(lines) + "\n"
 
 
-def draw_robustness(results: dict[str, list[dict]], picture: Callable[[str], Path]) -> None:
-    for kind, label in (("occlude", "share of the area occluded"), ("fgsm", "FGSM, epsilon")):
-        values = {0.0: under("occlude", 0.0)} | {s: under(kind, s) for s in STRENGTHS[kind]}
-        points = {n: {s: mean(one, v) for s, v in values.items()} for n, one in results.items()}
-        analysis.plot_curves(points, picture(kind), label)
+def table(claim: Claim, found: list[dict[Run, Result]]) -> list[str]:
+    """Return a row per run and figure, with the value of each seed."""
+    lines = ["\n| network | | step 0 | by seed |", "|---|---|---|---|"]
+    for run in DESIGNS[claim.design]:
+        results = [each[run] for each in found if run in each]
+        name = run.network + (f", {run.fraction:.0%} of the images" * (claim.design == "few"))
+        name += f", learning rate {run.learning_rate:g}" * (claim.design == "frontier")
+        for label, (before, after) in claim.rows.items():
+            digits = 1 if "%" in label or "FGSM" in label else 2
+            cells = [
+                ", ".join(f"{value(one):.{digits}f}" for one in results) if value else ""
+                for value in (before, after)
+            ]
+            lines.append(f"| {name} | {label} | {' | '.join(cells)} |" if results else "")
+    return list(filter(None, lines))
 
 
-def mean(results: list[dict], value: Value) -> float:
-    return np.mean([value(result) for result in results])
-
-
-def print_head(title: str, paper: str, networks: tuple[str, ...]) -> None:
-    print(f"\n## {title}\n")
-    print(textwrap.fill(f"The paper: {paper}", 118))
-    print(f"\n| | {' | '.join(networks)} |\n|---|{'---|' * len(networks)}")
-
-
-def print_row(name: str, value: Value, row: list[list[dict]]) -> None:
-    cells = []
-    for results in row:
-        values = [value(result) for result in results]
-        digits = 1 if max(values) >= 5 else 2
-        seeds = ", ".join(f"{one:.{digits}f}" for one in values)
-        cells.append(f"{np.mean(values):.{digits}f} ({seeds})")
-    print(f"| {name} | {' | '.join(cells)} |")
-
-
-def mean_measures(results: list[dict]) -> dict[str, dict[str, np.ndarray]]:
-    """Return the means over seeds, without class blocks, as `keras_vitx.analysis.measure` does."""
-    return {
-        name: {
-            block: np.mean([result["measures"][name][block] for result in results], axis=0)
-            for block in blocks
-            if "token_only" not in block
-        }
-        for name, blocks in results[0]["measures"].items()
+def figure(claim: Claim, found: list[dict[Run, Result]], figures: Path) -> list[str]:
+    """Draw what a claim shows by block, if a measure of its rows has blocks."""
+    plots = {
+        "Entropy in deep blocks (Context Broadcasting, Figure 5a)": ("entropy", "entropy"),
+        "Similar maps (DeepViT, Figures 1 to 4)": ("similarity", "centered_similarity"),
+        "Gates close, deep blocks first (ConViT, Figure 6)": ("gates", "gates"),
     }
+    name, measure = plots.get(claim.title, (None, None))
+    runs = [run for run in DESIGNS[claim.design] if any(run in each for each in found)]
+    if name is None or not runs:
+        return []
+    figures.mkdir(parents=True, exist_ok=True)
+    by_network = {}
+    for run in runs:
+        for when, word in (("step_0", ", step 0"), ("measures", "")):
+            results = [each[run][when][measure] for each in found if run in each]
+            means = {b: np.mean([np.mean(r[b]) for r in results]) for b in results[0]}
+            by_network[run.network + word] = {measure: means}
+    path = figures / f"claims-{name}.png"
+    analysis.plot_by_block(by_network, names=measure, path=path)
+    return [f"\n![{name} by block]({figures.name}/{path.name})"]
+
+
+HEAD = """# The papers' claims, tried small
+
+Claims of the five papers about attention, tried with networks that a CPU core trains in minutes:
+6 to 24 blocks of width 48, with 8 x 8 patches of CIFAR-10 (64 tokens; the papers have 196),
+trained for two epochs of all images or as many steps of fewer, by AdamW without strong
+augmentation. The papers trained networks of 20 to 90 million parameters on ImageNet for 300
+epochs. A difference that shows here is one of early training; a claim without power is not
+refuted.
+
+Each design was written down, with its statistic, before its runs: `benchmarks/claims.py` has the
+runs, `benchmarks/claims_report.py` the statistics, and writes this page. A number per seed is
+positive if the paper is right. "Shows": the 95 % interval of its mean (Student's t) lies above 0,
+or within the margin of an equivalence. "Contradicts": below 0, or outside. Else the design had no
+power. "Step 0" is the same network with random weights.
+
+```sh
+KERAS_BACKEND=torch python benchmarks/claims.py cifar10.npz runs/claims
+KERAS_BACKEND=torch python benchmarks/claims_report.py runs/claims docs/claims.md docs/figures
+```
+"""
+
+
+EXACT = """These need no training: both sides are computed from random numbers in float32, and
+their largest difference is given beside the largest value (`python
+benchmarks/exact_claims.py`).
+"""
 
 
 def main(words: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("directory", type=Path, help="directory of the results")
-    parser.add_argument("figures", type=Path, help="directory of the figures")
+    parser.add_argument("page", type=Path, help="the page to write")
+    parser.add_argument("figures", type=Path, help="directory of the figures, beside the page")
     options = parser.parse_args(words)
-    found = read(options.directory)
-    missing = [run for run in runs(1) if (run.network, run.fraction) not in found]
-    report(found, options.figures)
-    if missing:
-        print(f"\nNo result yet: {', '.join(run.path(Path(), '').name for run in missing)}.")
+    options.page.write_text(page(read(options.directory), options.figures), "utf-8")
 
 
 if __name__ == "__main__":
