@@ -18,7 +18,7 @@ from PIL import Image
 import keras_vitx as kv
 from keras_vitx.analysis import explore, measure, trace
 from keras_vitx.analysis.page import Chart
-from keras_vitx.analysis.page.explore import weights
+from keras_vitx.analysis.page.explore import quantize, weights
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
 PICTURES = np.random.default_rng(0).integers(0, 256, (2, 24, 20, 3), "uint8")
@@ -60,8 +60,8 @@ def unpacked(text, shape):
     """Read quantized maps as the script of the page does."""
     content = zlib.decompress(base64.b64decode(text))
     rows = shape[0] * shape[1]
-    low, step = np.frombuffer(content, "<f4", 2 * rows).reshape(2, *shape[:2])
-    return low, step, np.frombuffer(content, "uint8", offset=8 * rows).reshape(shape)
+    per_row = np.frombuffer(content, "<f4", 3 * rows).reshape(3, *shape[:2])
+    return *per_row, np.frombuffer(content, "uint8", offset=12 * rows).reshape(shape)
 
 
 @pytest.mark.backend_free
@@ -152,6 +152,34 @@ def test_the_limit(tmp_path):
 
 
 @pytest.mark.backend_free
+@pytest.mark.parametrize("levels", [256, 48])
+def test_sums_are_those_of_the_maps_that_were_not_rounded(levels):
+    maps = np.exp(np.random.default_rng(0).normal(size=(2, 3, 257)))
+    maps /= maps.sum(-1, keepdims=True)
+    quantized = quantize(maps, 256)
+    if levels < 256:
+        quantized = quantize(weights(quantized), levels, quantized[2])
+    np.testing.assert_allclose(quantized[2], 1, rtol=1e-6)
+    assert np.abs(weights(quantized).sum(-1) - 1).max() > 1e-5
+
+
+@pytest.mark.backend_free
+@pytest.mark.parametrize(
+    ("family", "arguments", "expected"),
+    [
+        ("ViT", {}, ["class token"]),
+        ("ViT", {"register_tokens": 2}, ["class token", "register 1", "register 2"]),
+        ("ViT", {"distillation_token": True}, ["class token", "distillation token"]),
+        ("PiT", {"distillation_token": True}, ["class token", "distillation token"]),
+        ("CaiT", {}, []),
+    ],
+)
+def test_tokens_before_the_patches_have_names(family, arguments, expected, tmp_path):
+    metadata, _ = read(explore(FAMILIES[family](**arguments), PICTURES, tmp_path / "page.html"))
+    assert metadata["blocks"][0]["prefix"] == expected
+
+
+@pytest.mark.backend_free
 def test_wrong_arguments(tmp_path):
     model, path = FAMILIES["ViT"](name="mine"), tmp_path / "page.html"
     for wrong, message in (
@@ -197,6 +225,7 @@ VISIT = """<script>
   found.clicked = await readout();
   found.before = [...weights(shown[0], "before", 1)];
   found.after = [...weights(shown[0], "after", 1)];
+  found.sum = sumOf(shown[0], "after", 1);
   press("ArrowDown", canvas);
   found.arrow = await readout();
   const touch = { ...at(0.1, 0.9), pointerType: "touch" };
@@ -265,3 +294,4 @@ def test_mouse_and_keys(tmp_path):
         ("row", last.maps[0, 0, 0]),
     ):
         assert np.abs(found[name] - expected).max() <= np.ptp(expected) / 510 + 1e-5
+    assert found["sum"] == pytest.approx(first.maps[0, 1, 1].sum(), abs=1e-6)

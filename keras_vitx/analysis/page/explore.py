@@ -23,11 +23,12 @@ from keras_vitx.analysis.pictures import likely_classes
 from keras_vitx.analysis.trace import blocks_of, check_model, trace
 from keras_vitx.data import preprocess_input
 from keras_vitx.files import atomic_write, check_writable
+from keras_vitx.layers import ClassToken, RegisterTokens
 from keras_vitx.preprocessing import Preprocessing
 from keras_vitx.text import nearest
 
-Quantized = tuple[np.ndarray, np.ndarray, np.ndarray]
-"""Maps `(heads, queries, keys)`: the minimum and the step of each row, and uint8 levels."""
+Quantized = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+"""Maps `(heads, queries, keys)`: minimum, step and exact sum of each row, and uint8 levels."""
 
 WEB = Path(__file__).parent / "web"
 SCRIPTS = ("maps.js", "picture.js", "sheet.js", "charts.js", "page.js")
@@ -126,6 +127,7 @@ def explore(
     measures = {name: _where_defined(MEASURES[check_measure(name)]) for name in measure_names}
     limit = int(limit * 1e6)
     entries = {name: {"name": name} for name in order}
+    prefixes = _prefixes(model)
     maps: dict[str, Quantized] = {}
 
     def walk(number, image):
@@ -136,6 +138,7 @@ def explore(
                 entries[block.name] = {
                     "name": block.name,
                     "grid": block.grid,
+                    "prefix": prefixes[block.name],
                     "shared": block.softmax is None and block.shared is not None,
                     "stages": {stage: one.shape for stage, one in stages.items()},
                 }
@@ -172,7 +175,7 @@ def explore(
     }
     for levels in LEVELS:
         if levels != LEVELS[0]:
-            maps = {name: quantize(weights(each), levels) for name, each in maps.items()}
+            maps = {name: quantize(weights(each), levels, each[2]) for name, each in maps.items()}
         page = _page(metadata | {"levels": levels}, maps)
         if len(page) <= limit:
             with atomic_write(path) as temporary:
@@ -230,6 +233,19 @@ def _stages(block, heads):
     }
 
 
+def _prefixes(model):
+    """Return the names of the tokens before the patches, by block."""
+    names, found = [], {}
+    for layer in model.layers:
+        found[layer.name] = names
+        if isinstance(layer, RegisterTokens):
+            names = [*(f"register {1 + i}" for i in range(layer.count)), *names]
+        elif isinstance(layer, ClassToken):
+            word = "distillation token" if layer.name == "dist_token" else "class token"
+            names = [word, *["distillation token"] * (layer.count - 1), *names]
+    return found
+
+
 def _select_heads(maps, heads, block):
     """Return the maps `(heads, queries, keys)` of some heads, or their mean as one head."""
     if heads is None:
@@ -259,17 +275,19 @@ def _names(images):
     ]
 
 
-def quantize(maps: np.ndarray, count: int) -> Quantized:
-    """Return the minimum of each row, the step between levels, and uint8 levels."""
+def quantize(maps: np.ndarray, count: int, sums: np.ndarray | None = None) -> Quantized:
+    """Return the minimum, the step between levels and the sum of each row, and uint8 levels."""
+    sums = maps.sum(-1, dtype="float64") if sums is None else sums
     low, high = maps.min(-1), maps.max(-1)
     step = (high - low) / (count - 1)
     levels = (maps - low[..., None]) / np.where(step > 0, step, 1)[..., None]
-    return low.astype("<f4"), step.astype("<f4"), np.rint(levels).astype("uint8")
+    per_row = (array.astype("<f4") for array in (low, step, sums))
+    return *per_row, np.rint(levels).astype("uint8")
 
 
 def weights(maps: Quantized) -> np.ndarray:
     """Return the weights of quantized maps, exact to half a step."""
-    low, step, levels = maps
+    low, step, _, levels = maps
     return low[..., None] + step[..., None] * levels
 
 

@@ -60,7 +60,8 @@ async function unpack(text, [heads, queries]) {
     low,
     signed: low.some((weight) => weight < 0),
     step: new Float32Array(content, 4 * rows, rows),
-    levels: new Uint8Array(content, 8 * rows),
+    sums: new Float32Array(content, 8 * rows, rows),
+    levels: new Uint8Array(content, 12 * rows),
   };
 }
 
@@ -114,6 +115,15 @@ function weightsOfHead(block, stage, head, query) {
     one.levels.subarray(row * keys, (row + 1) * keys),
     (level) => one.low[row] + one.step[row] * level,
   );
+}
+
+/** The sum of the weights of a query, of the maps before they were rounded to levels. */
+function sumOf(block, stage, head) {
+  const [heads, queries] = block.stages[stage];
+  const { sums } = maps.get(`${state.image}/${block.b}/${stage}`);
+  const chosen = head === MEAN ? [...Array(heads).keys()] : [head];
+  const query = queryIndex(block, stage);
+  return chosen.reduce((total, h) => total + sums[h * queries + query], 0) / chosen.length;
 }
 
 /** Whether a block has negative weights at a stage: all its maps then have the same colors. */

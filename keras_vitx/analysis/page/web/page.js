@@ -159,6 +159,7 @@ function begin() {
   });
   element("images").hidden = metadata.images.length === 1;
   element("stage").hidden = !modified;
+  element("view").classList.toggle("single", !modified);
   element("query").children[0].disabled = !shown.some(hasPatchQueries);
   element("query").children[1].disabled = !shown.some(hasClassToken);
   element("legend").textContent =
@@ -166,7 +167,7 @@ function begin() {
     "In a block with negative weights, red is above 0, white 0 and blue below. " +
     "An empty field has no map of this query.";
   element("precision").textContent =
-    `Weights are stored in ${metadata.levels} levels between the smallest and the largest of each row of a map.`;
+    `Weights are stored in ${metadata.levels} levels between the smallest and the largest of each row of a map; sums are exact.`;
   makePanes();
   makeSheet();
   listen();

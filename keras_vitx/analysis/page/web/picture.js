@@ -84,7 +84,7 @@ function drawPane(figure, block) {
   }
   caption.replaceChildren(
     make("b", { textContent: titleOf(block, stage) + ". " }),
-    values ? summary(values, patches, offset, block.grid) : "Unpacking the maps …",
+    values ? summary(values, patches, block, stage) : "Unpacking the maps …",
   );
   canvas.setAttribute("aria-label", `Map ${titleOf(block, stage)}. ${caption.textContent}`);
 }
@@ -106,14 +106,15 @@ function titleOf(block, stage) {
   return block.shared ? "Passed on by an earlier block" : "Before modification";
 }
 
-function summary(values, patches, offset, [, columns]) {
+function summary(values, patches, block, stage) {
+  const columns = block.grid[1];
   let best = 0;
   patches.forEach((weight, i) => { if (weight > patches[best]) best = i; });
   const place = `row ${Math.floor(best / columns) + 1}, column ${(best % columns) + 1}`;
-  const tokens = ["class token", "distillation token"].slice(0, offset)
+  const tokens = block.prefix.slice(0, values.length - patches.length)
     .map((name, k) => `; ${name} ${percent(values[k])}`).join("");
-  const sum = values.reduce((total, weight) => total + weight, 0);
-  return `Largest: ${percent(patches[best])} at ${place}${tokens}. Sum ${sum.toFixed(2)}.`;
+  const sum = sumOf(block, stage, state.head).toFixed(2);
+  return `Largest: ${percent(patches[best])} at ${place}${tokens}. Sum ${sum}.`;
 }
 
 const percent = (share) => `${(100 * share).toPrecision(3)} %`;
