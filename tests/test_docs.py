@@ -45,7 +45,9 @@ def test_cells():
         where, _, stated, cell = row
         assert re.match(r"(Tables?|Figure|Section|Appendix) ", where), row
         assert re.fullmatch(r"|[\d.]+( \([\d.]+\))?", stated), row
-        assert re.fullmatch(r"`(kv|layers)\..+\)`|(recipe|evaluation|data|below|none): [^`]+.*", cell), row
+        assert re.fullmatch(
+            r"`(kv|layers)\..+\)`|(recipe|evaluation|data|below|none): [^`]+.*", cell
+        ), row
 
 
 def test_sizes_exist():

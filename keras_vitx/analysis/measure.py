@@ -106,6 +106,19 @@ def measure(
     return results
 
 
+def at_start(model: keras.Model) -> keras.Model:
+    """Return the same network with new random weights, to measure beside a trained one.
+
+    Similarities of maps are high before any training, because the softmax of random logits is
+    near uniform: `measure(at_start(model), images)` shows how much of a measure training made.
+
+    Args:
+        model: A model of this package, a `Chain`.
+    """
+    check_model(model)
+    return type(model).from_config(model.get_config())
+
+
 def check_measure(name: str) -> str:
     """Return the name of a measure; raise a ValueError if it is unknown."""
     if name not in MEASURES:

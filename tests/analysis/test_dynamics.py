@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from harness import FAMILIES, close, numbers
 
+import keras_vitx as kv
 from keras_vitx.analysis import MeasureDuringTraining, measure, read_dynamics
 
 IMAGES = numbers((4, 16, 16, 3))
@@ -113,3 +114,18 @@ def test_wrong_arguments(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "tensorboard.summary", None)
     with pytest.raises(ImportError, match="`log_dir` needs tensorboard"):
         MeasureDuringTraining(IMAGES, log_dir=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("values", "within", "expected"),
+    [([0.1, 0.5, 0.7999, 0.8], 0.001, 3), ([0.1, 0.5, 0.8, 0.79], 0.0, 3), ([0.3], 0.001, 1)],
+)
+@pytest.mark.backend_free
+def test_converged_at(values, within, expected):
+    assert kv.analysis.converged_at(values, within) == expected
+
+
+@pytest.mark.backend_free
+def test_converged_at_needs_epochs():
+    with pytest.raises(ValueError, match="`values` must have at least one epoch"):
+        kv.analysis.converged_at([])

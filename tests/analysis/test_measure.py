@@ -196,3 +196,11 @@ def test_wrong_arguments():
     ):
         with pytest.raises(ValueError, match=message):
             measure(*arguments, **changes)
+
+
+def test_the_same_network_at_its_start():
+    model = randomized("CaiT")
+    start = kv.analysis.at_start(model)
+    assert [v.shape for v in start.weights] == [v.shape for v in model.weights]
+    scale = start.get_layer("blocks_0").ls1.gamma
+    np.testing.assert_allclose(array(scale), start.get_layer("blocks_0").layer_scale)
