@@ -1,20 +1,23 @@
-"""What the package does on a GPU or a TPU, in one run of at most 25 minutes.
+"""What the package does on a GPU or a TPU: one command that is repeated until all is measured.
 
-    KERAS_BACKEND=torch python benchmarks/accelerator.py --output h100.jsonl
-    KERAS_BACKEND=jax python benchmarks/accelerator.py --sections ceilings steps
-    python benchmarks/accelerator.py --toy          # the same code at toy sizes, on any CPU
+    KERAS_BACKEND=torch python benchmarks/accelerator.py h100-torch.jsonl
+    KERAS_BACKEND=jax python benchmarks/accelerator.py h100-jax.jsonl --models ViT_S CaiT_S24
+    python benchmarks/accelerator.py toy.jsonl --toy    # the same code at toy sizes, on any CPU
 
-Each section runs in a process of its own, so that an error in one leaves the others; every
-result is a line of JSON, printed and written when it is there.
+It runs from a checkout, without an installation. Every measurement is a process of its own, so that
+an error in one leaves the others and peaks of memory don't add up; its result is a line of JSON in
+the file. A command stops after `--minutes`, and the next one skips what the file has. In this
+order:
 
 ceilings      what the device reaches: bytes copied and bfloat16 products per second
+step          time and memory of a training step in bfloat16, beside timm's under autocast, and the
+              fraction of the bound by bytes and FLOPs (docs/devices.md) at these ceilings
+how           the same with `remat`, without the loop over depth, and with each kernel of
+              `keras_vitx/layers/kernels/` replaced by its plain form
+fit           images per second of `kv.fit`
+float32       a step in float32, with products in TF32 and in full precision
 correctness   each family and precision, logits and gradients, against float64 on the CPU; under
               PyTorch also the number of times that a step waits for the device
-steps         time and memory of a training step beside timm's under autocast, and the share of
-              the bound by bytes and FLOPs (docs/devices.md)
-kernels       the same with each kernel of `keras_vitx/layers/kernels/` replaced by its plain form
-memory        the same with `remat`, and without the loop over depth
-fit           images per second of `kv.fit`, beside those of its step alone
 """
 
 import argparse
@@ -22,15 +25,19 @@ import contextlib
 import importlib
 import json
 import os
+import platform
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 import warnings
+from importlib.metadata import version
 from pathlib import Path
 
-SECTIONS = ("ceilings", "correctness", "steps", "kernels", "memory", "fit")
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
 MODELS = {
     "ViT_S": "deit_small_patch16_224",
     "CaiT_S24": "cait_s24_224",
@@ -38,76 +45,138 @@ MODELS = {
     "DeepViT_S": None,
     "RefinedViT_S": None,
 }
+"""The models whose steps are timed, and timm's names for them."""
 FAMILIES = ("ViT_Ti", "CaiT_XXS24", "ConViT_Ti", "DeepViT_S", "RefinedViT_S", "CBViT_Ti", "PiT_B")
+HEAVY = ("CaiT_S24", "RefinedViT_S")
 TOYS = ("CaiT_Mini", "RefinedViT_Mini")
-# Lower bounds of a training step in bfloat16 at batch 256, in ms on an H100 (docs/devices.md).
+# Lower bounds of a training step in bfloat16 at batch 256, in ms, at these ceilings of an H100.
 BOUNDS = {"ViT_S": 20, "CaiT_S24": 77, "ConViT_S": 28, "DeepViT_S": 40, "RefinedViT_S": 127}
+BOUNDS_AT = {"GB_per_s": 3350, "TFLOP_per_s": 790}
 PRECISIONS = ("float32", "mixed_bfloat16", "mixed_float16")
+
+
+def cells(options):
+    """Return the measurements, in order: the name of a function and its arguments."""
+    toy, chosen = options.toy, options.models
+    names = [name for name in (TOYS if toy else MODELS) if not chosen or name in chosen]
+    heavy = [name for name in names if toy or name in HEAVY]
+    counts = (2,) if toy else (256, 64)
+    yield {"cell": "ceilings", "toy": toy}
+    for count in counts:
+        for name in names:
+            yield {"cell": "step", "model": name, "batch": count}
+            if MODELS.get(name) and backend() == "torch":
+                yield {"cell": "timm", "model": name, "batch": count}
+    for name in heavy[:1] if toy else heavy:
+        for how in (
+            {"remat": True},
+            {"scan": False},
+            *({"without": k} for k in kernels()[: 1 if toy else None]),
+        ):
+            yield {"cell": "step", "model": name, "batch": counts[-1], **how}
+    for name in names[:1]:
+        yield {"cell": "fit", "model": name, "batch": 8 if toy else 256}
+    for name in heavy[:1] if toy else heavy:
+        for products in ("tf32", "highest"):
+            yield {"cell": "step", "model": name, "batch": counts[-1], "float32": products}
+    for name in TOYS if toy else FAMILIES:
+        if not chosen or name in chosen:
+            yield {"cell": "correctness", "model": name}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--output", help="file of JSON lines, to which results are added")
-    parser.add_argument("--sections", nargs="+", choices=SECTIONS, default=SECTIONS)
-    parser.add_argument("--minutes", type=float, default=25, help="limit of the whole run")
+    parser.add_argument("output", type=Path, help="file of JSON lines, to which results are added")
+    parser.add_argument("--models", nargs="+", help="only these, of the steps and of the families")
+    parser.add_argument("--minutes", type=float, default=9, help="limit of one command")
     parser.add_argument("--toy", action="store_true", help="toy sizes, for a CPU")
-    parser.add_argument("--section", choices=(*SECTIONS, "reference"), help=argparse.SUPPRESS)
-    parser.add_argument("--directory", help=argparse.SUPPRESS)
+    parser.add_argument("--one", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.section:
-        globals()[options.section](options)
+    if options.one:
+        arguments = dict(options.one)
+        print(json.dumps(globals()[arguments.pop("cell")](**arguments)))
         return
-    end, failed = time.monotonic() + 60 * options.minutes, []
-    with tempfile.TemporaryDirectory() as directory:
-        for section in options.sections:
-            error = ""
-            if section == "correctness":
-                on_cpu = {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu", "JAX_ENABLE_X64": "1"}
-                error = run("reference", directory, options, end, on_cpu)
-            if error := error or run(section, directory, options, end):
-                failed.append(section)
-                record(options.output, {"section": section, "error": error})
+    unknown = set(options.models or ()) - {*MODELS, *FAMILIES, *TOYS}
+    if unknown:
+        parser.error(f"--models must be of {', '.join({**MODELS, **dict.fromkeys(FAMILIES)})}.")
+    end = time.monotonic() + 60 * options.minutes
+    rows = [json.loads(line) for line in options.output.open()] if options.output.exists() else []
+    results = {key(row["cell"]): row["result"] for row in rows if "failed" not in row["result"]}
+    record(options.output, {"cell": "machine"}, machine())
+    ceilings, failed = {}, 0
+    for cell in cells(options):
+        result = results.get(key(cell))
+        if result is None:
+            result = run(cell, options.output, end - time.monotonic())
+            if cell["cell"] == "step" and "ms" in result and "float32" not in cell:
+                result |= fraction_of_bound(cell, result, ceilings)
+            record(options.output, cell, result)
+        failed += "failed" in result
+        if cell["cell"] == "ceilings":
+            ceilings = result
     if failed:
-        raise SystemExit(f"These sections failed: {', '.join(failed)}.")
+        raise SystemExit(f"{failed} measurements failed, as `failed` in {options.output} says.")
 
 
-def run(section, directory, options, end, environment=None):
-    """Run a section in its own process; return the end of its error, if it fails."""
-    command = [sys.executable, __file__, "--section", section, "--directory", directory]
-    command += ["--toy"] * options.toy
-    with tempfile.TemporaryFile("w+") as errors:
-        process = subprocess.Popen(
-            command,
-            env={**os.environ, **(environment or {})},
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-        )
-        try:
-            for line in process.stdout:
-                if line.startswith("{"):
-                    record(options.output, {"section": section, **json.loads(line)})
-                if time.monotonic() > end:
-                    process.kill()
-                    return f"--minutes {options.minutes:g} are over"
-            process.wait()
-        finally:
-            process.kill()
-        errors.seek(0)
-        return errors.read()[-2000:] if process.returncode else ""
+def key(cell):
+    return json.dumps(cell, sort_keys=True)
 
 
-def record(output, result):
-    line = json.dumps(result)
+def record(output, cell, result):
+    line = json.dumps({"cell": cell, "result": result})
     print(line, flush=True)
-    if output:
-        with open(output, "a") as file:
-            file.write(line + "\n")
+    with output.open("a") as file:
+        file.write(line + "\n")
 
 
-def emit(**result):
-    """Hand a result to the process that writes it."""
-    print(json.dumps(result), flush=True)
+def run(cell, output, limit):
+    """Return what a process of its own measures within `limit` seconds, or its error."""
+    if limit < 20:
+        raise SystemExit("The minutes are over: run the command again for the rest.")
+    command = [sys.executable, __file__, str(output), "--one", json.dumps(cell)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=limit)
+    except subprocess.TimeoutExpired:
+        raise SystemExit(f"The minutes ended within {key(cell)}: give it more.") from None
+    lines = done.stdout.splitlines()
+    if done.returncode or not lines:
+        return {"failed": done.stderr[-1500:] or f"status {done.returncode}"}
+    return json.loads(lines[-1])
+
+
+def fraction_of_bound(cell, result, ceilings):
+    """Return the bound of a step on this card, and the fraction of it that was reached.
+
+    The part of the bound that is due to FLOPs scales with the measured products, the rest with the
+    measured bandwidth.
+    """
+    if cell["model"] not in BOUNDS or ceilings.keys() != BOUNDS_AT.keys():
+        return {}
+    flops = 6e9 * result["GMAC"] * 256
+    by_flops = flops / BOUNDS_AT["TFLOP_per_s"] / 1e9  # ms
+    scales = {name: BOUNDS_AT[name] / ceilings[name] for name in BOUNDS_AT}
+    bound = by_flops * scales["TFLOP_per_s"]
+    bound += (BOUNDS[cell["model"]] - by_flops) * scales["GB_per_s"]
+    bound *= cell["batch"] / 256
+    return {"bound_ms": bound, "fraction_of_bound": bound / result["ms"]}
+
+
+def machine():
+    """Return the card, its driver, the versions of all libraries, and the commit."""
+    names = ("keras", backend(), "jaxlib", "timm", "numpy")
+    found = {"backend": backend(), "python": platform.python_version()}
+    for name in names:
+        with contextlib.suppress(ImportError):
+            found[name] = version(name)
+
+    def output_of(*command):
+        with contextlib.suppress(OSError):
+            return subprocess.run(command, capture_output=True, text=True).stdout.strip()
+
+    query = "--query-gpu=name,driver_version,memory.total"
+    found["card"] = output_of("nvidia-smi", query, "--format=csv,noheader") or "none"
+    found["commit"] = output_of("git", "-C", str(ROOT), "rev-parse", "HEAD") or "unknown"
+    return found
 
 
 def backend():
@@ -146,13 +215,11 @@ def seconds(function, repeats):
     return statistics.median(times[-repeats:])
 
 
-def peak_memory(reset=False):
+def peak_memory():
     """Return the largest number of bytes in use on the device, or None if it is not known."""
     if on_gpu():
         import torch
 
-        if reset:
-            torch.cuda.reset_peak_memory_stats()
         return torch.cuda.max_memory_allocated()
     if backend() == "jax":
         import jax
@@ -161,14 +228,16 @@ def peak_memory(reset=False):
     return None
 
 
-def ceilings(options):
-    from keras import ops
+def ceilings(toy):
+    import keras
 
-    size, bytes_ = (256, 1 << 20) if options.toy else (8192, 1 << 30)
-    x = ops.ones((bytes_ // 4,), "float32")
-    emit(GB_per_s=2 * bytes_ / seconds(lambda: x + 1.0, 10) / 1e9)
-    a = ops.ones((size, size), "bfloat16")
-    emit(TFLOP_per_s=2 * size**3 / seconds(lambda: ops.matmul(a, a), 10) / 1e12)
+    size, bytes_ = (256, 1 << 20) if toy else (8192, 1 << 30)
+    # A card's clock, and so its speed, depends on the values: random ones are as real data.
+    x = keras.random.normal((bytes_ // 4,), dtype="float32")
+    gigabytes = 2 * bytes_ / seconds(lambda: x + 1.0, 10) / 1e9
+    a, b = (keras.random.normal((size, size), dtype="bfloat16") for _ in range(2))
+    flops = 2 * size**3 / seconds(lambda: keras.ops.matmul(a, b), 10) / 1e12
+    return {"GB_per_s": gigabytes, "TFLOP_per_s": flops}
 
 
 def batch_of(model, count):
@@ -205,47 +274,53 @@ def logits_and_changes(model):
     return logits.astype("float64"), changes
 
 
-def reference(options):
+def reference(model, path):
+    """Write logits, changes and weights in float64; called in a process on the CPU."""
     import keras
     import numpy as np
 
     import keras_vitx as kv
 
     keras.config.set_dtype_policy("float64")
-    for name in TOYS if options.toy else FAMILIES:
-        keras.utils.set_random_seed(0)
-        model = kv.create_model(name, drop_path=0.0, classifier_activation=None)
-        for variable in model.trainable_variables:
-            # At the start, its maps are uniform up to the rounding of half precision.
-            if name.startswith("Refined") and "qkv/kernel" in variable.path:
-                variable.assign(variable * 10)
-        weights = model.get_weights()
-        logits, changes = logits_and_changes(model)
-        arrays = {f"weights{i:04}": weight for i, weight in enumerate(weights)}
-        path = Path(options.directory, f"{name}.npz")
-        np.savez(path, logits=logits, changes=changes, **arrays)
+    keras.utils.set_random_seed(0)
+    name, model = model, kv.create_model(model, drop_path=0.0, classifier_activation=None)
+    for variable in model.trainable_variables:
+        # At the start, its maps are uniform up to the rounding of half precision.
+        if name.startswith("Refined") and "qkv/kernel" in variable.path:
+            variable.assign(variable * 10)
+    weights = model.get_weights()
+    logits, changes = logits_and_changes(model)
+    arrays = {f"weights{i:04}": weight for i, weight in enumerate(weights)}
+    np.savez(path, logits=logits, changes=changes, **arrays)
+    return {}
 
 
-def correctness(options):
+def correctness(model):
     import keras
     import numpy as np
 
     import keras_vitx as kv
 
-    for name in TOYS if options.toy else FAMILIES:
-        saved = np.load(Path(options.directory, f"{name}.npz"))
-        for precision in PRECISIONS:
-            keras.config.set_dtype_policy(precision)
-            model = kv.create_model(name, drop_path=0.0, classifier_activation=None)
-            model.set_weights([saved[key] for key in sorted(saved) if key.startswith("weights")])
-            found = logits_and_changes(model)
-            wanted = saved["logits"], saved["changes"]
-            errors = [
-                float(np.linalg.norm(a - b) / np.linalg.norm(b))
-                for a, b in zip(found, wanted, strict=True)
-            ]
-            result = {"logits": errors[0], "gradients": errors[1], "waits": waits_of(model)}
-            emit(model=name, precision=precision, **result)
+    name, result = model, {}
+    with tempfile.TemporaryDirectory() as directory:
+        path = str(Path(directory, "reference.npz"))
+        cell = json.dumps({"cell": "reference", "model": name, "path": path})
+        on_cpu = {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu", "JAX_ENABLE_X64": "1"}
+        command = [sys.executable, __file__, os.devnull, "--one", cell]
+        subprocess.run(command, env={**os.environ, **on_cpu}, check=True, stdout=sys.stderr)
+        with np.load(path) as file:
+            saved = dict(file)
+    for precision in PRECISIONS:
+        keras.config.set_dtype_policy(precision)
+        model = kv.create_model(name, drop_path=0.0, classifier_activation=None)
+        model.set_weights([saved[key] for key in sorted(saved) if key.startswith("weights")])
+        pairs = zip(logits_and_changes(model), ("logits", "changes"), strict=True)
+        errors = {
+            key: float(np.linalg.norm(found - saved[key]) / np.linalg.norm(saved[key]))
+            for found, key in pairs
+        }
+        result[precision] = errors | {"waits": waits_of(model)}
+    return result
 
 
 def waits_of(model):
@@ -274,33 +349,48 @@ def compiled(model):
     return model
 
 
-def measure_step(options, name, count, scan=True, **arguments):
+def step(model, batch, without=None, float32=None, scan=True, **arguments):
     """Return the time and the peak memory of a training step of a model of ours."""
     import keras
 
     import keras_vitx as kv
 
-    keras.config.set_dtype_policy("mixed_bfloat16")
-    model = compiled(kv.create_model(name, **arguments))
-    model.scan = scan
-    batch = as_tensors(batch_of(model, count))
-    peak_memory(reset=True)
-    repeats = 1 if options.toy else 10
-    return seconds(lambda: model.train_on_batch(*batch), repeats), peak_memory()
+    keras.config.set_dtype_policy("float32" if float32 else "mixed_bfloat16")
+    if float32:
+        precision_of_products(float32)
+    with plain(without):
+        model = compiled(kv.create_model(model, **arguments))
+        model.scan = scan
+        data = as_tensors(batch_of(model, batch))
+        milliseconds = 1000 * seconds(lambda: model.train_on_batch(*data), 10 if batch > 8 else 1)
+    memory, macs = peak_memory(), kv.count_macs(model)
+    return {"ms": milliseconds, "peak_MB": memory and memory / 1e6, "GMAC": macs / 1e9}
 
 
-def measure_timm(options, name, count):
+def precision_of_products(name):
+    """Let products of float32 run in TF32, or in full precision ("highest")."""
+    if backend() == "jax":
+        import jax
+
+        jax.config.update("jax_default_matmul_precision", {"tf32": "tensorfloat32"}.get(name, name))
+    elif backend() == "torch":
+        import torch
+
+        torch.set_float32_matmul_precision({"tf32": "high"}.get(name, name))
+
+
+def timm(model, batch):
     """Return the time and the peak memory of a training step of timm's model under autocast."""
-    import timm
+    import timm as library
     import torch
 
     device = "cuda" if on_gpu() else "cpu"
-    model = timm.create_model(name, drop_path_rate=0.1).to(device).train()
+    model = library.create_model(MODELS[model], drop_path_rate=0.1).to(device).train()
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3, weight_decay=0.05)
-    images = torch.randn(count, 3, 224, 224, device=device)
-    labels = torch.zeros(count, dtype=torch.int64, device=device)
+    images = torch.randn(batch, 3, 224, 224, device=device)
+    labels = torch.randint(1000, (batch,), device=device)
 
-    def step():
+    def one():
         optimizer.zero_grad()
         with torch.autocast(device, torch.bfloat16):
             loss = torch.nn.functional.cross_entropy(model(images), labels)
@@ -308,39 +398,24 @@ def measure_timm(options, name, count):
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
 
-    peak_memory(reset=True)
-    return seconds(step, 10), peak_memory()
+    milliseconds, memory = 1000 * seconds(one, 10), peak_memory()
+    return {"ms": milliseconds, "peak_MB": memory and memory / 1e6}
 
 
-def tried(function, *arguments, **keywords):
-    """Return the result of a measurement, or the error that ended it, such as a lack of memory."""
-    try:
-        time_, memory = function(*arguments, **keywords)
-        return {"ms": 1000 * time_, "peak_MB": memory and memory / 1e6}
-    except Exception as error:
-        return {"failed": f"{type(error).__name__}: {error}"[:200]}
+def kernels():
+    """Return the names of the kernels, but for thin ones that only cost the host time."""
+    from keras_vitx.layers import ops
 
-
-def sizes(options):
-    return TOYS if options.toy else tuple(MODELS)
-
-
-def steps(options):
-    for count in (2,) if options.toy else (64, 256):
-        for name in sizes(options):
-            result = tried(measure_step, options, name, count)
-            bound = BOUNDS.get(name, 0) * count / 256
-            if bound and "ms" in result:
-                result["share_of_bound"] = bound / result["ms"]
-            emit(model=name, batch=count, ours=result)
-            peer = MODELS.get(name)
-            if peer and backend() == "torch":
-                emit(model=name, batch=count, timm=tried(measure_timm, options, peer, count))
+    thin = ("shape", "reshape", "transpose", "split", "matmul", "cast", "call", "pad")
+    return [name for name in ops.KERNELS.get(backend(), ()) if name not in thin]
 
 
 @contextlib.contextmanager
 def plain(kernel):
-    """Let the plain form of an operation run in place of its kernel."""
+    """Let the plain form of an operation run in place of its kernel; None changes nothing."""
+    if kernel is None:
+        yield
+        return
     import keras
 
     from keras_vitx.layers import ops
@@ -360,48 +435,30 @@ def plain(kernel):
         setattr(ops, kernel, before)
 
 
-def kernels(options):
-    from keras_vitx.layers import ops
-
-    count, names = (2, TOYS[:1]) if options.toy else (64, ("CaiT_S24", "RefinedViT_S"))
-    for name in names:
-        emit(model=name, batch=count, all_kernels=tried(measure_step, options, name, count))
-        for kernel in ops.KERNELS.get(backend(), ()):
-            with plain(kernel):
-                result = tried(measure_step, options, name, count)
-            emit(model=name, batch=count, without=kernel, **result)
-
-
-def memory(options):
-    count, names = (2, TOYS[:1]) if options.toy else (64, ("CaiT_S24", "RefinedViT_S"))
-    for name in names:
-        for how in ({}, {"remat": True}, {"scan": False}):
-            emit(model=name, batch=count, **how, **tried(measure_step, options, name, count, **how))
-
-
-def fit(options):
+def fit(model, batch):
+    """Return images per second in the second epoch of `kv.fit`; nothing is called per batch."""
     import keras
     import numpy as np
 
     import keras_vitx as kv
 
-    name, count, batches = ("ViT_Mini", 8, 3) if options.toy else ("ViT_S", 256, 20)
-    step = tried(measure_step, options, name, count)
     keras.config.set_dtype_policy("mixed_bfloat16")
-    model = kv.create_model(name)
+    model, batches = kv.create_model(model), 3 if batch <= 8 else 20
     random = np.random.default_rng(0)
-    images = random.integers(0, 256, (count * batches, *model.input_shape[1:]), "uint8")
-    ends = []
+    images = random.integers(0, 256, (batch * batches, *model.input_shape[1:]), "uint8")
+    times = []
 
-    class Times(keras.callbacks.Callback):
-        def on_train_batch_end(self, batch, logs=None):
-            ends.append(time.perf_counter())
+    class Epochs(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            times.append(-time.perf_counter())
+
+        def on_epoch_end(self, epoch, logs=None):
+            times[-1] += time.perf_counter()
 
     source = images, np.arange(len(images)) % 10
-    settings = {"epochs": 1, "batch_size": count, "validation_split": 0, "verbose": 0}
-    kv.fit(model, source, callbacks=[Times()], **settings)
-    rate = count * (len(ends) - 2) / (ends[-1] - ends[1])
-    emit(model=name, batch=count, fit_images_per_s=rate, step=step)
+    settings = {"epochs": 2, "batch_size": batch, "validation_split": 0, "verbose": 0}
+    kv.fit(model, source, callbacks=[Epochs()], **settings)
+    return {"images_per_s": len(images) / times[-1]}
 
 
 if __name__ == "__main__":

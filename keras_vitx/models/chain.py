@@ -220,12 +220,12 @@ class Chain(MultiHeadTraining, ImageModel):
             pass.
         threshold: Probability above which a class is predicted, for independent classes (one
             number, or one per class) or the second of two; None is 0.5. `kv.evaluate` uses it.
-        training_record: JSON of where the weights come from (`keras_vitx.provenance`), which
-            `weights=` and `kv.fit` set, and `kv.save` puts into the model card.
         images: Arguments of the `keras.Input`, such as `name`, `batch_size` and `dtype`.
         input_tensor: A `keras.Input` to use instead of a new one.
         dtype: Dtype policy of the model; the layers have their own.
-        **kwargs: As in `keras.Model`, such as `name`.
+        **kwargs: As in `keras.Model`, such as `name`; and `training_record`, JSON of where the
+            weights come from (`keras_vitx.provenance`), which `weights=` and `kv.fit` set, and
+            `kv.save` puts into the model card.
     """
 
     def __init__(
