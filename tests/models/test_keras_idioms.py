@@ -274,5 +274,6 @@ def test_the_transfer_learning_guide(policy, tmp_path):
         assert kv.export(model, tmp_path / "model.onnx").difference < limit
         return
     model.export(tmp_path / "served", verbose=False)
-    served = np.float32(tf.saved_model.load(str(tmp_path / "served")).serve(prepared))
+    loaded = tf.saved_model.load(str(tmp_path / "served"))
+    served = np.float32(loaded.serve(prepared))
     np.testing.assert_allclose(served, outputs, rtol=tolerance, atol=1e-2)
