@@ -15,6 +15,8 @@ from keras_vitx.data import decode_predictions
 from keras_vitx.export.export import export
 from keras_vitx.export.predictor import predictor
 from keras_vitx.folding import fuse
+from keras_vitx.keras_internals import library_of
+from keras_vitx.layers.preprocessing import preprocess_tensor
 from keras_vitx.models import as_chain, count_macs, create_model, features, list_models
 from keras_vitx.models.sizes import *  # noqa: F403 - every family and size
 from keras_vitx.preprocessing import Preprocessing
@@ -26,20 +28,27 @@ def preprocess_input(images, model):
     """Preprocess images into the batch that a model expects.
 
     Each image is converted to the model's channels, resized to cover the input size divided by
-    the crop ratio, cropped at the center and normalized: (x / 255 - mean) / std.
+    the crop ratio, cropped at the center and normalized: (x / 255 - mean) / std. With a crop ratio
+    of 1, images of the model's own size are only normalized.
+
+    Tensors of TensorFlow, PyTorch and JAX, also in their graphs, are transformed by operations of
+    their library, whatever the backend: `dataset.map(lambda x, y: (kv.preprocess_input(x, model),
+    y))` works for Keras's image datasets.
 
     Args:
         images: One image or a list of them: a path, the content of a file (bytes), an open file or
             upload, a PIL image, or an array (height, width) or (height, width, channels). An array
             (n, height, width, channels) is n images. Arrays are numbers in 0..255, or floats in
-            0..1 if none is above 1; they are rounded to 256 levels.
+            0..1 if none is above 1; they are rounded to 256 levels. Tensors of such shapes, of the
+            model's channels or one, are rounded only to be resized, which has no gradient.
         model: A model that states what it takes, by `preprocessing` or by the layers that it begins
             with: `ImagePreprocessing`, `Rescaling` and `Normalization` of 0..255 take pixels, a
             model of keras_vitx inside, with at most augmentation before it, what that model takes.
             Or the name of a size (see `list_models`) or of a checkpoint.
 
     Returns:
-        float32 (n, height, width, channels), the input of the model.
+        float32 (n, height, width, channels), the input of the model; of a tensor, a tensor of its
+        library, rank and device.
 
     Raises:
         ValueError: if the name is unknown, the model does not state what it takes, or an array has
@@ -47,4 +56,5 @@ def preprocess_input(images, model):
         OSError: if a file can't be decoded, or has more than twice
             `PIL.Image.MAX_IMAGE_PIXELS` pixels; the message names it.
     """
-    return data.preprocess_input(images, models.model_input(model))
+    preprocess = preprocess_tensor if library_of(images) else data.preprocess_input
+    return preprocess(images, models.model_input(model))

@@ -10,18 +10,8 @@ import numpy as np
 
 from keras_vitx.text import nearest
 
-KEEP_RANGE = (
-    *(
-        "Identity",
-        "Cast",
-        "Resizing",
-        "CenterCrop",
-        "RandAugment",
-        "AugMix",
-        "Dropout",
-        "GaussianNoise",
-    ),
-)
+KEEP_RANGE = {"Identity", "Cast", "Resizing", "CenterCrop", "RandAugment", "AugMix", "Dropout"}
+KEEP_RANGE |= {"GaussianNoise"}
 """Layers of Keras that, like all named `Random...`, keep the range of pixels outside training."""
 
 INTERPOLATIONS = ("bicubic", "bilinear", "lanczos", "box", "hamming", "nearest")
@@ -126,6 +116,16 @@ IMAGENET_DEFAULT = Preprocessing((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 IMAGENET_INCEPTION = Preprocessing((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 """Mean and deviation of 0.5, which map pixels to -1..1 (timm's `IMAGENET_INCEPTION_MEAN`)."""
+
+
+def check_levels(dtype: Any, low: float, high: float) -> None:
+    """Raise a ValueError unless values are numbers in 0..255, or floats in 0..1."""
+    if str(dtype) == "bool" or not (low >= 0 and high <= 255):  # Also rejects NaN.
+        raise ValueError(
+            "`images` must be numbers in 0..255, or floats in 0..1. Received: "
+            f"{dtype} in {low}..{high}."
+        )
+
 
 MAX_VALUES = 1 << 25
 """Values (pixels times channels) that an image may be resized to, whatever a file claims."""

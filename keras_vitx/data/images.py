@@ -12,7 +12,13 @@ from typing import NamedTuple
 import numpy as np
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
-from keras_vitx.preprocessing import MAX_VALUES, ModelInput, Preprocessing, scaled_size
+from keras_vitx.preprocessing import (
+    MAX_VALUES,
+    ModelInput,
+    Preprocessing,
+    check_levels,
+    scaled_size,
+)
 
 LONG = 128
 """Images longer than this many crops are cut before resizing; others match timm's exactly."""
@@ -54,13 +60,9 @@ def _as_levels(images: np.ndarray) -> np.ndarray:
     """Return numbers in 0..255, or floats in 0..1 if none is above 1, as uint8."""
     if images.dtype == np.uint8 or not images.size:
         return images
-    if images.dtype.kind in "iuf" and images.min() >= 0 and images.max() <= 255:
-        in_unit = images.dtype.kind == "f" and images.max() <= 1
-        return np.rint(images.astype("float32") * (255 if in_unit else 1)).astype("uint8")
-    raise ValueError(
-        "`images` must be numbers in 0..255, or floats in 0..1. Received: "
-        f"{images.dtype} in {images.min()}..{images.max()}."
-    )
+    check_levels(images.dtype, images.min(), images.max())
+    in_unit = images.dtype.kind == "f" and images.max() <= 1
+    return np.rint(images.astype("float32") * (255 if in_unit else 1)).astype("uint8")
 
 
 class FileBatch(NamedTuple):
@@ -254,9 +256,9 @@ def check_pixels(images: np.ndarray, what: str) -> None:
         raise ValueError(f"{expected} of shape {images.shape}.")
     low, high = images.min(), images.max()
     if not (low >= 0 and high <= 1):  # Also rejects NaN.
-        raise ValueError(
-            f'{expected} in {low:g}..{high:g}. Convert floats in 0..255 with `.astype("uint8")`.'
-        )
+        hint = 'Convert floats in 0..255 with `.astype("uint8")`.'
+        hint = "Pass pixels, which are normalized for the model." if low < 0 else hint
+        raise ValueError(f"{expected} in {low:g}..{high:g}. {hint}")
 
 
 def with_channels(image: np.ndarray, channels: int) -> np.ndarray:

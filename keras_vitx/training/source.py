@@ -72,6 +72,7 @@ def open_data(
     batches = source = opened(source, seed=seed, **{name: arguments[name] for name in names})
     if isinstance(source, data.Pipelines):
         _check_batches(batches, recipe, token_labels, arguments)
+        check_range(batches.train, spec)
     else:
         check_trainable(source)
         recipe = recipe.for_images(round(source.train.size * arguments.get("fraction", 1.0)), fixed)
@@ -130,6 +131,7 @@ def evaluation_split(
     if is_single:
         if split is not None:
             raise ValueError(f"`split` must be None for your own batches. Received: {split!r}.")
+        check_range(source.train, model)
         return "batches", source.train, source.class_names
     splits = [n for n in ("test", "validation", "train") if getattr(source, n) is not None]
     if split is not None and split not in splits:
@@ -143,6 +145,8 @@ def evaluation_split(
         strict = arguments.get("strict", False)
         pad = in_use().replicas > 1
         batches = EvaluationBatches(batches, spec, batch_size, pad=pad, strict=strict)
+    else:
+        check_range(batches, model)
     return split, weighted(batches), source.class_names
 
 
@@ -176,13 +180,29 @@ def _check_batches(
             )
     if recipe.mixing is not None and not hasattr(batches.train, "split"):
         log.warning("Your own batches are used without the recipe's augmentation and mixing.")
-    images = keras.tree.flatten(first_of(batches.train))[0]
-    largest = np.abs(keras.ops.convert_to_numpy(images)).max()
-    if largest > 50:
+
+
+def check_range(batches: Any, model: Any) -> None:
+    """Log a warning if the images of own batches are not in the range that the model states."""
+    if hasattr(batches, "split"):
+        return
+    try:
+        taken = ModelInput.of(model, any_size=True).preprocessing
+    except ValueError:
+        return
+    images = keras.ops.convert_to_numpy(keras.tree.flatten(first_of(batches))[0])
+    low, high = float(images.min()), float(images.max())
+    mean, std = np.array((taken.mean, taken.std))
+    lowest, highest = np.min((0 - mean) / std), np.max((1 - mean) / std)
+    is_outside = max(lowest - low, high - highest) > (highest - lowest) / 2  # Noise goes beyond.
+    # Normalized images are below 0 where they are darker than the mean.
+    is_scaled = 0 < high <= 10 if taken.takes_pixels else 0 < high <= 1 and low >= 0 > lowest
+    if is_outside or is_scaled:
+        looks = ", they look like pixels in 0..255" if low >= 0 and high > 50 else ""
         log.warning(
-            "The images of your batches reach %.0f: they look like pixels in 0..255, but are used "
-            "unchanged. Preprocess them with `keras_vitx.preprocess_input(images, model)`.",
-            largest,
+            f"The images of your batches are in {low:.3g}..{high:.3g}{looks}. They are used "
+            f"unchanged, but the model takes {lowest:.3g}..{highest:.3g}. Prepare pixels in 0..255 "
+            "with `keras_vitx.preprocess_input(images, model)`, and with nothing else."
         )
 
 

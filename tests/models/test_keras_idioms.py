@@ -1,0 +1,280 @@
+"""The lines that a user of Keras types, as `keras.applications` and its guides have them."""
+
+import importlib
+
+import keras
+import numpy as np
+import pytest
+from harness import BACKEND, array, precision, run_python
+from PIL import Image
+
+import keras_vitx as kv
+from keras_vitx.layers import ImagePreprocessing
+
+MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.25, 0.3)
+PIXELS = np.random.default_rng(0).integers(0, 256, (6, 16, 16, 3), "uint8")
+
+
+def network(crop_ratio=1.0, **options):
+    options = {"dim": 8, "depth": 1, "num_heads": 2, "patch_size": 8, "classes": 2} | options
+    model = kv.CaiT(input_shape=(16, 16, 3), **options)
+    model.preprocessing = kv.Preprocessing(MEAN, STD, crop_ratio)
+    return model
+
+
+def normalized(images):
+    return (np.float32(images) / 255 - np.float32(MEAN)) / np.float32(STD)
+
+
+def tensor_of(library, array):
+    """Return a tensor of a library, and the function that makes it an array again."""
+    module = pytest.importorskip({"jax": "jax.numpy"}.get(library, library))
+    make = {"tensorflow": "constant", "torch": "tensor", "jax": "asarray"}[library]
+    return getattr(module, make)(array)
+
+
+@pytest.fixture
+def directory(tmp_path):
+    """A directory of two classes, three images each, 20 x 24."""
+    for index, image in enumerate(np.kron(PIXELS, np.ones((2, 2, 1), "uint8"))[:, :20, :24]):
+        path = tmp_path / "photos" / "ab"[index % 2] / f"{index}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(path)
+    return tmp_path / "photos"
+
+
+@pytest.mark.parametrize("crop_ratio", [1.0, 0.9])
+@pytest.mark.parametrize("side", [16, 20])
+def test_a_keras_directory_maps_in_tf_data(directory, side, crop_ratio):
+    pytest.importorskip("tensorflow")
+    model = network(crop_ratio)
+    dataset = keras.utils.image_dataset_from_directory(
+        directory, image_size=(side, side), batch_size=4, shuffle=False, verbose=0
+    )
+    layer = ImagePreprocessing.of(model)
+    prepared = dataset.map(lambda x, y: (kv.preprocess_input(x, model), y))
+    layered = dataset.map(lambda x, y: (layer(x), y))
+    one_by_one = dataset.unbatch().map(lambda x, y: (kv.preprocess_input(x, model), y)).batch(4)
+    for (x, _), *others in zip(dataset, prepared, layered, one_by_one, strict=True):
+        wanted = normalized(x)
+        if (side, crop_ratio) != (16, 1.0):
+            wanted = kv.preprocess_input(x.numpy(), model)
+        for found, _ in others:
+            assert found.dtype == "float32"
+            np.testing.assert_allclose(found, wanted, atol=1e-5)
+    model.compile("adamw", "sparse_categorical_crossentropy")
+    model.fit(prepared, validation_data=prepared, verbose=0)
+
+
+def test_a_loaded_image_is_taken(directory):
+    path, model = directory / "a" / "0.png", network()
+    image = keras.utils.img_to_array(keras.utils.load_img(path, target_size=(16, 16)))
+    found = kv.preprocess_input(image[None], model)
+    assert isinstance(found, np.ndarray)
+    np.testing.assert_allclose(found, normalized(image[None]), atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int32", "float16", "float32", "float64", "0..1"])
+@pytest.mark.parametrize("library", ["tensorflow", "torch", "jax"])
+def test_tensors_of_any_library_stay_so(library, dtype):
+    values = PIXELS / np.float32(255) if dtype == "0..1" else PIXELS.astype(dtype)
+    for crop_ratio, given in ((1.0, values), (0.9, values), (1.0, values[:, :12])):
+        model, images = network(crop_ratio), tensor_of(library, given)
+        found = kv.preprocess_input(images, model)
+        assert type(found) is type(images) and "float32" in str(found.dtype)
+        wanted = kv.preprocess_input(given, model)
+        np.testing.assert_allclose(np.asarray(found), wanted, atol=1e-5)
+        one = kv.preprocess_input(images[0], model)
+        np.testing.assert_allclose(np.asarray(one), wanted[0], atol=1e-5)
+        gray = kv.preprocess_input(images[..., :1], model)
+        np.testing.assert_allclose(
+            np.asarray(gray), kv.preprocess_input(given[..., :1], model), atol=1e-5
+        )
+
+
+def test_in_graphs_and_with_gradients():
+    model, images = network(), PIXELS.astype("float32")
+    inputs = keras.Input((16, 16, 3))
+    whole = keras.Model(inputs, kv.preprocess_input(inputs, model))
+    np.testing.assert_allclose(whole.predict(images, verbose=0), normalized(images), atol=1e-5)
+    assert kv.preprocess_input(images, keras.Model(inputs, model(whole.output))).max() == 255
+
+    def total(x):
+        return keras.ops.sum(kv.preprocess_input(x, model))
+
+    x = keras.ops.convert_to_tensor(images)
+    if BACKEND == "jax":
+        gradient = importlib.import_module("jax").jit(importlib.import_module("jax").grad(total))(x)
+    elif BACKEND == "torch":
+        total(x.requires_grad_()).backward()
+        gradient = x.grad
+    else:
+        import tensorflow as tf
+
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = tf.function(total)(x)
+        gradient = tape.gradient(y, x)
+    wanted = np.broadcast_to(1 / (255 * np.float32(STD)), images.shape)
+    np.testing.assert_allclose(keras.ops.convert_to_numpy(gradient), wanted, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "array, message",
+    [
+        (PIXELS - np.float32(1), r"0\.\.255, or floats in 0\.\.1\. Received: float32 in -1\.0\.\."),
+        (PIXELS > 9, "Received: bool"),
+        (PIXELS.astype("int32") * 2, "Received: int32 in"),
+        (PIXELS[..., :2], r"of 3 channels or one\. Received: shape \(6, 16, 16, 2\)"),
+        (PIXELS[0, 0], r"Received: shape \(16, 3\)"),
+        (PIXELS[:0], r"Received: shape \(0, 16, 16, 3\)"),
+    ],
+)
+def test_wrong_tensors_are_named(array, message):
+    with pytest.raises(ValueError, match=message):
+        kv.preprocess_input(keras.ops.convert_to_tensor(array), network())
+
+
+@pytest.mark.parametrize("loader", ["grain", "torch"])
+def test_pipelines_of_arrays_and_tensors(loader):
+    model, wanted = network(), normalized(PIXELS)
+    if loader == "grain":
+        grain = pytest.importorskip("grain")
+        batches = grain.MapDataset.source(PIXELS).batch(3)
+        batches = batches.map(lambda images: kv.preprocess_input(images, model))
+    else:
+        data = pytest.importorskip("torch.utils.data")
+        items = [kv.preprocess_input(tensor_of("torch", image), model) for image in PIXELS]
+        batches = data.DataLoader(items, 3)
+    np.testing.assert_allclose(np.concatenate([*map(np.asarray, batches)]), wanted, atol=1e-5)
+
+
+TAKES = {  # The images of batches, what a model takes, and whether a warning says that they differ.
+    "pixels": (lambda x: x, "normalized", "pixels in 0..255"),
+    "0..1": (lambda x: x / 255, "normalized", "are in 0..1"),
+    "normalized": (normalized, "normalized", None),
+    "by others": (lambda x: x / 127.5 - 1, "normalized", None),
+    "twice": (lambda x: normalized(normalized(x) * 255), "normalized", "are in -"),
+    "pixels of pixels": (lambda x: x, "pixels", None),
+    "normalized pixels": (normalized, "pixels", "takes 0..255"),
+    "0..1 of pixels": (lambda x: x / 255, "pixels", "takes 0..255"),
+    "not known": (lambda x: x, "unknown", None),
+}
+
+
+@pytest.mark.backend_free
+@pytest.mark.parametrize("case", TAKES)
+def test_fit_and_evaluate_notice_another_range(case, caplog):
+    change, takes, words = TAKES[case]
+    model = network(include_preprocessing=takes == "pixels")
+    if takes == "unknown":
+        inputs = keras.Input((16, 16, 3))
+        model = keras.Model(inputs, model(inputs / 255))
+    images, labels = np.float32(change(PIXELS)), np.arange(6) % 2
+    data = pytest.importorskip("torch.utils.data")
+    batches = data.DataLoader([*zip(images, labels, strict=True)], 3)
+    for run in (
+        lambda: kv.evaluate(model, batches),
+        lambda: kv.evaluate(model, (batches, batches)),
+        lambda: kv.fit(model, batches, epochs=1, warmup_epochs=0, verbose=0),
+    ):
+        caplog.clear()
+        run()
+        found = [one for one in caplog.messages if "`keras_vitx.preprocess_input(images" in one]
+        assert len(found) == (words is not None), caplog.messages
+        assert words is None or words in found[0]
+
+
+@pytest.mark.backend_free
+def test_arrays_are_pixels_or_an_error():
+    model, labels = network(), np.arange(6) % 2
+    wanted = kv.evaluate(model, (PIXELS, labels))["loss"]
+    assert kv.evaluate(model, (PIXELS / 255, labels))["loss"] == pytest.approx(wanted)
+    for images, words in (
+        (normalized(PIXELS), "Pass pixels, which are normalized for the model"),
+        (np.float32(PIXELS), r'`\.astype\("uint8"\)`'),
+    ):
+        for run in (kv.evaluate, kv.fit):
+            with pytest.raises(ValueError, match=f"Received: float32 in .*{words}"):
+                run(model, (images, labels))
+
+
+AGAIN = """
+import sys, keras, numpy as np, keras_vitx
+for name in ("model.keras", "best.keras"):
+    model = keras.saving.load_model(f"{sys.argv[1]}/{name}")
+    with np.load(f"{sys.argv[1]}/{name}.npz") as file:
+        found = np.float32(model.predict(file["images"], verbose=0))
+        np.testing.assert_allclose(found, file["outputs"], rtol=float(sys.argv[2]), atol=1e-3)
+    print(len(model.trainable_weights), model.optimizer.learning_rate)
+"""
+
+
+@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16", "mixed_float16"])
+def test_the_transfer_learning_guide(policy, tmp_path):
+    """The lines of keras.io/guides/transfer_learning, with the callbacks that follow it."""
+    tf = pytest.importorskip("tensorflow")
+    keras.utils.set_random_seed(0)
+    images, labels = PIXELS[np.arange(48) % 6] // 2, np.arange(48) % 2
+    images[labels == 1, :8] += 120
+    dataset = tf.data.Dataset.from_tensor_slices((images, labels)).batch(8)
+    with precision(policy):
+        shape = {"input_shape": (16, 16, 3), "patch_size": 4}
+        base = kv.ViT(16, 2, 2, include_top=False, pooling="avg", **shape)
+        dataset = dataset.map(lambda x, y: (kv.preprocess_input(x, base), y))
+        base.trainable = False
+        inputs = keras.Input((16, 16, 3))
+        x = keras.layers.RandomFlip("horizontal")(inputs)
+        x = keras.layers.RandomRotation(0.05)(x)
+        x = base(x, training=False)
+        x = keras.layers.Dropout(0.2)(x)
+        model = keras.Model(inputs, keras.layers.Dense(1)(x))
+    callbacks = [keras.callbacks.EarlyStopping(patience=2, restore_best_weights=True)]
+    callbacks += [keras.callbacks.ModelCheckpoint(tmp_path / "best.keras", save_best_only=True)]
+    if importlib.util.find_spec("tensorboard"):
+        callbacks += [keras.callbacks.TensorBoard(tmp_path / "logs")]
+    frozen = [array(each) for each in base.weights]
+
+    def train(rate):
+        model.compile(
+            keras.optimizers.Adam(rate),
+            keras.losses.BinaryCrossentropy(from_logits=True),
+            metrics=[keras.metrics.BinaryAccuracy(threshold=0.0)],
+        )
+        options = {"validation_data": dataset, "callbacks": callbacks, "verbose": 0}
+        return model.fit(dataset, epochs=3, **options).history["val_loss"]
+
+    losses = train(3e-2)
+    assert len(model.trainable_weights) == 2
+    assert all(
+        np.array_equal(array(each), was) for each, was in zip(base.weights, frozen, strict=True)
+    )
+    base.trainable = True
+    losses += train(1e-3)
+    assert not any(
+        np.array_equal(array(each), was) for each, was in zip(base.weights, frozen, strict=True)
+    )
+    found = model.evaluate(dataset, verbose=0, return_dict=True)
+    assert found["loss"] == pytest.approx(min(losses[3:]), rel=1e-2)
+    assert found["loss"] < losses[0] and found["binary_accuracy"] > 0.9
+    assert not callbacks[2:] or list((tmp_path / "logs").rglob("events*"))
+
+    model.save(tmp_path / "model.keras")
+    prepared = kv.preprocess_input(images, base)
+    for name in ("best.keras", "model.keras"):
+        loaded = keras.saving.load_model(tmp_path / name)
+        outputs = np.float32(loaded.predict(prepared, verbose=0))
+        np.savez(tmp_path / f"{name}.npz", images=prepared, outputs=outputs)
+    tolerance = 1e-4 if policy == "float32" else 2e-2
+    printed = run_python(AGAIN, tmp_path, tolerance).stdout.split("\n")
+    assert all(line.startswith(f"{2 + len(base.weights)} ") for line in printed[:2])
+
+    if BACKEND == "torch":  # Keras's own exporter of PyTorch fails on any model with a seed.
+        limit = 1e-4 if policy == "float32" else 0.1
+        assert kv.export(model, tmp_path / "model.onnx").difference < limit
+        return
+    model.export(tmp_path / "served", verbose=False)
+    loaded = tf.saved_model.load(str(tmp_path / "served"))
+    served = np.float32(loaded.serve(prepared))
+    # Keras exports augmentation as it is in training: the numbers are random.
+    assert served.shape == outputs.shape and np.isfinite(served).all()
