@@ -21,6 +21,8 @@ pytestmark = pytest.mark.backend_free
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
+sys.path.append(str(DOCS / "site"))
+found = importlib.import_module("public").find
 PAGES = sorted(DOCS.rglob("*.md"))
 TEXTS = [*PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "weights" / "README.md"]
 MODULES = [name for name, value in vars(kv).items()
@@ -44,14 +46,6 @@ def public_names():
             hidden = name.startswith("_") or isinstance(value, types.ModuleType)
             if own and not hidden and name not in kv.list_models():
                 yield f"{module}.{name}"
-
-
-def found(path):
-    owner, _, name = path.rpartition(".")
-    if not owner:
-        return kv
-    value = found(owner)
-    return getattr(value if hasattr(value, name) else sys.modules[owner], name)
 
 
 PUBLIC = list(public_names())
@@ -158,8 +152,7 @@ SPELLED = (
 
 
 @pytest.fixture
-def running(monkeypatch):
-    monkeypatch.syspath_prepend(DOCS / "site")
+def running():
     return importlib.import_module("running")
 
 
