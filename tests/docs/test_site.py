@@ -191,3 +191,36 @@ def test_a_page_that_fails_is_named(tmp_path, running):
     (tmp_path / "page.md").write_text(f"{running.HEADER}```python\n1 / 0\n```\n")
     with pytest.raises(RuntimeError, match=r"page\.md: this block failed:\n1 / 0"):
         running.run(tmp_path / "page.md", tmp_path / "run", tmp_path)
+
+
+ANSWERS = {
+    "questions": "Colab; conda; Docker; macOS; Windows; MPS; cite; notebook; num_classes; wandb; "
+    "MLflow; register tokens; RoPE; LoRA; int8; ensemble; detection; multi-label; regression; "
+    "class weights; imbalanced; k-fold; threshold; freeze; early stopping; "
+    "gradient accumulation; resume; TensorBoard",
+    "guides/plain-keras": "include_preprocessing; callbacks; mixed precision",
+    "guides/coming-from": "num_classes; drop_path_rate; img_size",
+    "guides/fine-tune": "notebook; out of memory; NaN; class_weight; patience; export",
+    "guides/memory": "enable_lora; quantize; remat",
+    "guides/quick-start": "KERAS_BACKEND; pip install",
+    "export": "ONNX; TFLite; opset",
+    "serving": "FastAPI; docker",
+}  # fmt: skip
+
+
+def answers():
+    return [(page, word) for page, words in ANSWERS.items() for word in words.split("; ")]
+
+
+@pytest.mark.parametrize("page, word", answers())
+def test_a_page_has_what_newcomers_search_for(page, word):
+    assert word.lower() in " ".join((DOCS / f"{page}.md").read_text().lower().split())
+
+
+@pytest.mark.skipif(not (ROOT / "site" / "search.json").exists(), reason="the site is not built")
+def test_the_index_of_the_search_has_these_words_by_page():
+    items = json.loads((ROOT / "site" / "search.json").read_text())["items"]
+    for page, word in answers():
+        own = [item for item in items if item["location"].startswith(f"{page}.html")]
+        texts = [re.sub("<[^>]+>", "", f"{item['title']} {item['text']}") for item in own]
+        assert any(word.lower() in " ".join(text.lower().split()) for text in texts), (page, word)
