@@ -114,6 +114,15 @@ def test_links(page):
             assert anchor in map(anchor_of, titles), f"{target} has no title #{anchor}"
 
 
+@each_text
+def test_lines_of_code_fit_into_a_page(page):
+    """80 characters; ruff formats Python by docs/ruff.toml. CONTRIBUTING.md shows files."""
+    if page.name == "CONTRIBUTING.md":
+        return
+    blocks = re.findall(r"^```(?:python|py|sh|js)\n(.*?)^```", page.read_text(), re.M | re.S)
+    assert [line for block in blocks for line in block.splitlines() if len(line) > 80] == []
+
+
 def anchor_of(title):
     return re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", title.lower())).strip("-")
 
