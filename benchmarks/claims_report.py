@@ -401,7 +401,8 @@ power. "Step 0" is the same network with random weights.
 
 ```sh
 KERAS_BACKEND=torch python benchmarks/claims.py cifar10.npz runs/claims
-KERAS_BACKEND=torch python benchmarks/claims_report.py runs/claims docs/claims.md docs/figures
+KERAS_BACKEND=torch python benchmarks/claims_report.py runs/claims \\
+    docs/claims.md docs/figures
 ```
 """
 

@@ -5,7 +5,7 @@
     python benchmarks/speed.py --all                # every peer, in training as well
     python benchmarks/speed.py --models CaiT_S24 --modes train --backends torch jax
     python benchmarks/speed.py --batch 128 --precision mixed_bfloat16   # on a GPU
-    python benchmarks/speed.py --write              # and the tables of README.md and docs/speed.md
+    python benchmarks/speed.py --write              # and the tables of docs/speed.md
 
 Every contender runs in its own process, one at a time, in turns; a large matrix product takes
 its turn as well. Each turn starts with one untimed step, because the previous contender has
@@ -293,12 +293,12 @@ def table(rows: list[dict]) -> str:
     return "\n".join(lines)
 
 
-def summary(rows: list[dict], kept: bool = True) -> str:
-    """Return the speed-ups over timm or plain PyTorch; without `kept`, as in README.md."""
+def summary(rows: list[dict]) -> str:
+    """Return the speed-ups over timm or plain PyTorch."""
     cells = {}
     for row in rows:
         who, _, memory = row["who"].partition(", ")
-        if who not in PEERS or memory not in ("", "kept memory")[: 1 + kept]:
+        if who not in PEERS or memory not in ("", "kept memory"):
             continue
         cells[row["model"], "peer"] = PEERS[who]
         for backend in ("torch",) if memory else ("torch", "jax"):
@@ -332,10 +332,9 @@ def pivot(cells: dict[tuple[str, str], str]) -> str:
 
 
 def write(rows: list[dict]) -> None:
-    """Replace the tables of README.md and docs/speed.md that have the same columns."""
-    docs = ROOT / "docs" / "speed.md"
-    short = summary(rows, kept=False)
-    for path, new in ((ROOT / "README.md", short), (docs, summary(rows)), (docs, costs(rows))):
+    """Replace the tables of docs/speed.md that have the same columns."""
+    path = ROOT / "docs" / "speed.md"
+    for new in (summary(rows), costs(rows)):
         header = new.partition("\n")[0]
         pattern = rf"^{re.escape(header)}\n(\|.*\n)+"
         text, count = re.subn(pattern, f"{new}\n", path.read_text(), flags=re.MULTILINE)
@@ -382,7 +381,7 @@ def main() -> None:
     parser.add_argument(
         "--all", action="store_true", help="every model, cost and peer, in training as well"
     )
-    parser.add_argument("--write", action="store_true", help="write the tables of README and docs")
+    parser.add_argument("--write", action="store_true", help="write the tables of docs/speed.md")
     parser.add_argument("--csv", type=Path, help="CSV file for the rows")
     parser.add_argument("--plot", type=Path, help="image file for the plot")
     arguments = parser.parse_args()

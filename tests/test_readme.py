@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 from harness import BACKEND
-from models.written import SIZES
+from models.written import COUNTS, GMACS, SIZES
 
 import keras_vitx as kv
 from keras_vitx.weights import checkpoints_of
+from keras_vitx.weights.catalog import find
 
 pytestmark = pytest.mark.backend_free
 
@@ -32,12 +33,27 @@ def test_blocks_run(downloads, write_pictures, tmp_path, monkeypatch):
 
 
 def test_the_accuracies_are_those_that_the_files_of_the_weights_record():
-    names, values = re.search(
-        r"^\|( \|.+_Mini) \|\n.*\n\| CIFAR-10 top-1, % \|(.+)\|$", README, re.M
-    ).groups()
-    stated = dict(zip(names.strip(" |").split(" | "), map(float, values.split("|")), strict=True))
+    stated = dict(re.findall(r"(\w+_Mini) (\d+\.\d+)", README.partition("CIFAR-10 top-1")[2]))
     shipped = [one for one in checkpoints_of(None) if one.source.startswith("package:")]
-    assert stated == {one.constructor: one.top1 for one in shipped}
+    assert stated == {one.constructor: f"{one.top1:.2f}" for one in shipped}
+
+
+ROWS = re.findall(r"^\| (\w+) \| ([\d.]+) \| ([\d.]+) \| (.+) \| (.+) \|$", README, re.M)
+
+
+@pytest.mark.parametrize("name, parameters, macs, top1, checkpoint", ROWS)
+def test_a_size_has_the_figures_of_the_documentation(name, parameters, macs, top1, checkpoint):
+    assert f"{COUNTS[name] / 1e6:.1f}" == parameters and GMACS[name] == float(macs)
+    if checkpoint.startswith("none is public"):
+        assert top1 == "–" and name not in {one.constructor for one in checkpoints_of(None)}
+    else:
+        entry = find(checkpoint.split("`")[1], name)
+        assert top1 == ("–" if entry.top1 is None else f"{entry.top1:.1f}")
+        assert entry.image_size == (518 if name.startswith("DINOv2") else 224)
+
+
+def test_every_family_has_a_size_in_the_table():
+    assert {kv.models.MODELS[name].family for name, *_ in ROWS} == set(kv.models.build.FAMILIES)
 
 
 @pytest.mark.parametrize(
@@ -73,10 +89,13 @@ def numbers(cell):
 
 
 def test_the_speeds_are_those_of_the_documentation():
-    """`benchmarks/speed.py --write` writes both tables."""
-    readme, docs = map(speeds, (README, (ROOT / "docs" / "speed.md").read_text()))
-    assert len(readme) == 8
-    assert readme == [{title: row[title] for title in readme[0]} for row in docs]
+    """The range of the table that `benchmarks/speed.py --write` writes."""
+    rows = speeds((ROOT / "docs" / "speed.md").read_text())
+    stated = re.findall(r"(inference|training) (\d\S+) to (\d\.\d+)", README)
+    assert len(stated) == 2
+    for mode, least, most in stated:
+        found = [row[f"{mode}, {backend}"] for row in rows for backend in ("PyTorch", "JAX")]
+        assert (least, most) == (min(found), max(found))
 
 
 def speeds(page):

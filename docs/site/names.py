@@ -7,6 +7,7 @@ from pathlib import Path
 
 import griffe
 from docstrings import separated
+from public import find
 
 import keras_vitx as kv
 
@@ -29,14 +30,6 @@ def documented(path: str) -> str:
     heading = f"`{path}`".replace("keras_vitx.", "kv.", 1).strip("`")
     label = path.rpartition(".")[2]
     return f"::: {place}\n    options:\n      heading: {heading}\n      toc_label: {label}"
-
-
-def find(path: str) -> object:
-    """Return the object with the public name `path`, such as `keras_vitx.layers.MLP`."""
-    found = kv
-    for name in path.split(".")[1:]:
-        found = getattr(found, name)
-    return found
 
 
 def family(constructor: Callable) -> str:

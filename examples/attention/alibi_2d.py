@@ -1,5 +1,6 @@
-"""ALiBi in 2-D: logits fall with the distance of the patches, at another slope in each head
-(Press et al., 2021, arXiv 2108.12409; Fuller et al., 2023, arXiv 2311.00566)."""
+"""ALiBi in 2-D: logits fall with the distance of the patches, at another slope
+in each head (Press et al., 2021, arXiv 2108.12409; Fuller et al., 2023,
+arXiv 2311.00566)."""
 
 import keras
 import numpy as np

@@ -1,5 +1,5 @@
-"""Gated attention: the values of all heads are gated by the tokens, y * sigmoid(x W + b)
-(Qiu et al., 2025, arXiv 2505.06708)."""
+"""Gated attention: the values of all heads are gated by the tokens, y *
+sigmoid(x W + b) (Qiu et al., 2025, arXiv 2505.06708)."""
 
 import keras
 
@@ -14,7 +14,9 @@ class GatedAttention(Attention):
         self.gate = self.dense(self.value_width, "gate", input_shape)
 
     def gated(self, y, x, training=False):
-        return y * keras.ops.sigmoid(self.split_heads(self.run(self.gate, x, training)))
+        return y * keras.ops.sigmoid(
+            self.split_heads(self.run(self.gate, x, training))
+        )
 
 
 model = kv.ViT_Mini(attention=lambda index: GatedAttention(4))

@@ -1,5 +1,5 @@
-"""Softmax off by one: exp(l) / (1 + sum of exp(l)), so that a head can attend nothing
-(Miller, 2023, "Attention is off by one")."""
+"""Softmax off by one: exp(l) / (1 + sum of exp(l)), so that a head can attend
+nothing (Miller, 2023, "Attention is off by one")."""
 
 import keras
 

@@ -1,4 +1,5 @@
-"""QK-norm: queries and keys are normalized per head (Dehghani et al., 2023, arXiv 2302.05442)."""
+"""QK-norm: queries and keys are normalized per head (Dehghani et al., 2023,
+arXiv 2302.05442)."""
 
 import keras
 

@@ -32,4 +32,6 @@ class ValueResidualAttention(Attention):
         """Accept what is shared, which are values and not maps."""
 
 
-model = kv.ViT_Mini(attention=lambda index: ValueResidualAttention(4, first=index == 0))
+model = kv.ViT_Mini(
+    attention=lambda index: ValueResidualAttention(4, first=index == 0)
+)

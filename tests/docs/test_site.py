@@ -21,6 +21,8 @@ pytestmark = pytest.mark.backend_free
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
+sys.path.append(str(DOCS / "site"))
+found = importlib.import_module("public").find
 PAGES = sorted(DOCS.rglob("*.md"))
 TEXTS = [*PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "weights" / "README.md"]
 MODULES = [name for name, value in vars(kv).items()
@@ -44,14 +46,6 @@ def public_names():
             hidden = name.startswith("_") or isinstance(value, types.ModuleType)
             if own and not hidden and name not in kv.list_models():
                 yield f"{module}.{name}"
-
-
-def found(path):
-    owner, _, name = path.rpartition(".")
-    if not owner:
-        return kv
-    value = found(owner)
-    return getattr(value if hasattr(value, name) else sys.modules[owner], name)
 
 
 PUBLIC = list(public_names())
@@ -120,6 +114,15 @@ def test_links(page):
             assert anchor in map(anchor_of, titles), f"{target} has no title #{anchor}"
 
 
+@each_text
+def test_lines_of_code_fit_into_a_page(page):
+    """80 characters; ruff formats Python by docs/ruff.toml. CONTRIBUTING.md shows files."""
+    if page.name == "CONTRIBUTING.md":
+        return
+    blocks = re.findall(r"^```(?:python|py|sh|js)\n(.*?)^```", page.read_text(), re.M | re.S)
+    assert [line for block in blocks for line in block.splitlines() if len(line) > 80] == []
+
+
 def anchor_of(title):
     return re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", title.lower())).strip("-")
 
@@ -158,8 +161,7 @@ SPELLED = (
 
 
 @pytest.fixture
-def running(monkeypatch):
-    monkeypatch.syspath_prepend(DOCS / "site")
+def running():
     return importlib.import_module("running")
 
 
@@ -198,3 +200,36 @@ def test_a_page_that_fails_is_named(tmp_path, running):
     (tmp_path / "page.md").write_text(f"{running.HEADER}```python\n1 / 0\n```\n")
     with pytest.raises(RuntimeError, match=r"page\.md: this block failed:\n1 / 0"):
         running.run(tmp_path / "page.md", tmp_path / "run", tmp_path)
+
+
+ANSWERS = {
+    "questions": "Colab; conda; Docker; macOS; Windows; MPS; cite; notebook; num_classes; wandb; "
+    "MLflow; register tokens; RoPE; LoRA; int8; ensemble; detection; multi-label; regression; "
+    "class weights; imbalanced; k-fold; threshold; freeze; early stopping; "
+    "gradient accumulation; resume; TensorBoard",
+    "guides/plain-keras": "include_preprocessing; callbacks; mixed precision",
+    "guides/coming-from": "num_classes; drop_path_rate; img_size",
+    "guides/fine-tune": "notebook; out of memory; NaN; class_weight; patience; export",
+    "guides/memory": "enable_lora; quantize; remat",
+    "guides/quick-start": "KERAS_BACKEND; pip install",
+    "export": "ONNX; TFLite; opset",
+    "serving": "FastAPI; docker",
+}  # fmt: skip
+
+
+def answers():
+    return [(page, word) for page, words in ANSWERS.items() for word in words.split("; ")]
+
+
+@pytest.mark.parametrize("page, word", answers())
+def test_a_page_has_what_newcomers_search_for(page, word):
+    assert word.lower() in " ".join((DOCS / f"{page}.md").read_text().lower().split())
+
+
+@pytest.mark.skipif(not (ROOT / "site" / "search.json").exists(), reason="the site is not built")
+def test_the_index_of_the_search_has_these_words_by_page():
+    items = json.loads((ROOT / "site" / "search.json").read_text())["items"]
+    for page, word in answers():
+        own = [item for item in items if item["location"].startswith(f"{page}.html")]
+        texts = [re.sub("<[^>]+>", "", f"{item['title']} {item['text']}") for item in own]
+        assert any(word.lower() in " ".join(text.lower().split()) for text in texts), (page, word)
