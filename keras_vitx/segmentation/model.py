@@ -7,6 +7,7 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_vitx.layers.ops import scalars_on_device
 from keras_vitx.models.chain import ImageModel
 from keras_vitx.preprocessing import Preprocessing
 from keras_vitx.segmentation.masks import IGNORED
@@ -70,7 +71,8 @@ class Segmenter(ImageModel):
         """Run a step of `fit`, in which `call` returns the logits of both heads."""
         self._in_train_step = True
         try:
-            return super().train_step(*args)
+            with scalars_on_device():
+                return super().train_step(*args)
         finally:
             self._in_train_step = False
 
@@ -142,6 +144,39 @@ class WarmupPolynomial(keras.optimizers.schedules.LearningRateSchedule):
         return dataclasses.asdict(self)
 
 
+@keras.saving.register_keras_serializable(package="keras_vitx")
+class MeanIoU(keras.metrics.MeanIoU):
+    """Keras's metric, with its counts as one product of matrices.
+
+    Under PyTorch, Keras's runs a loop over the pixels, and waits for the device at each.
+    """
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        if not self.sparse_y_pred:
+            y_pred = ops.argmax(y_pred, axis=self.axis)
+        # Labels that are no class, such as the ignored one, count nowhere.
+        y_true = ops.where(ops.equal(y_true, self.ignore_class), -1, y_true)
+        true, predicted = (self._one_hot(labels) for labels in (y_true, y_pred))
+        if sample_weight is not None:
+            weight = ops.broadcast_to(ops.cast(sample_weight, self.dtype), ops.shape(y_true))
+            true = true * ops.cast(ops.reshape(weight, (-1, 1)), true.dtype)
+        counts = ops.matmul(ops.transpose(true), predicted)
+        self.total_cm.assign_add(ops.cast(counts, self.dtype))
+
+    def _one_hot(self, labels):
+        classes = ops.arange(self.num_classes, dtype="int32")
+        labels = ops.reshape(ops.cast(labels, "int32"), (-1, 1))
+        # Float32 is exact up to 16 million pixels of a pair of classes in a batch.
+        return ops.cast(ops.equal(labels, classes), "float32")
+
+    def result(self):
+        counts = ops.cast(self.total_cm, "float32")
+        correct = ops.diag(counts)
+        union = ops.sum(counts, axis=0) + ops.sum(counts, axis=1) - correct
+        occurring = ops.sum(ops.cast(union > 0, "float32"))
+        return ops.sum(correct / ops.maximum(union, 1.0)) / ops.maximum(occurring, 1.0)
+
+
 def compile(
     model: keras.Model,
     steps: int = 40_000,
@@ -170,7 +205,7 @@ def compile(
         raise ValueError(f"`steps` must be an integer, at least 1. Received: {steps!r}.")
     check_segmenter(model)
     rate = WarmupPolynomial(learning_rate, steps, min(warmup_steps, steps // 10), power)
-    iou = keras.metrics.MeanIoU(
+    iou = MeanIoU(
         model.output_shape[-1], ignore_class=IGNORED, sparse_y_pred=False, name="mean_iou"
     )
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=IGNORED)

@@ -11,6 +11,7 @@ from keras_vitx import segmentation as seg
 from keras_vitx.preprocessing import IMAGENET_INCEPTION, ModelInput
 from keras_vitx.segmentation.evaluate import confusion, metrics_of, resize_logits
 from keras_vitx.segmentation.masks import resize_mask
+from keras_vitx.segmentation.model import MeanIoU
 
 SPEC = ModelInput((None, 16, 24, 3), IMAGENET_INCEPTION)
 
@@ -157,6 +158,38 @@ def test_mean_intersection_over_union():
     assert (found["accuracy"], found["mean_accuracy"]) == (3 / 5, 0.5)
     with pytest.raises(ValueError, match="must have a pixel"):
         metrics_of(np.zeros((2, 2), int))
+
+
+@pytest.mark.parametrize("classes", (4, 300))
+def test_the_metric_of_training(classes):
+    """As the counts of `evaluate` and as Keras's, over batches; saved, and weighted."""
+    random = np.random.default_rng(0)
+    masks = random.integers(0, 3, (2, 2, 8, 9)).astype("int32")  # Not all classes occur.
+    masks[:, :, :2] = 255
+    logits = random.normal(size=(2, 2, 8, 9, classes)).astype("float32")
+    logits[..., :4] += 3
+    options = {"ignore_class": 255, "sparse_y_pred": False}
+    metric = keras.saving.deserialize_keras_object(
+        keras.saving.serialize_keras_object(MeanIoU(classes, name="mine", **options))
+    )
+    plain = keras.metrics.MeanIoU(classes, **options)
+    for pair in zip(masks, logits, strict=True):
+        metric.update_state(*pair)
+        plain.update_state(*pair)
+    counts = confusion(masks, logits.argmax(-1), classes)
+    np.testing.assert_array_equal(array(metric.total_cm.value), counts)
+    np.testing.assert_array_equal(array(plain.total_cm.value), counts)
+    expected = metrics_of(counts)["mean_iou"]
+    np.testing.assert_allclose([float(metric.result()), float(plain.result())], expected, rtol=1e-5)
+    metric.reset_state()
+    assert float(metric.result()) == 0
+    weights = random.integers(0, 3, (2, 8, 9))
+    metric.update_state(masks[0], logits[0], weights)
+    expected = sum(
+        confusion(np.where(weights > i, masks[0], 255), logits[0].argmax(-1), classes)
+        for i in range(2)
+    )
+    np.testing.assert_array_equal(array(metric.total_cm.value), expected)
 
 
 @pytest.mark.backend_free
