@@ -15,6 +15,9 @@ from keras.src.backend.common import global_state
 from keras.src.utils import naming
 from keras.src.utils.backend_utils import DynamicBackend
 
+if keras.backend.backend() == "torch":
+    import torch
+
 
 def sublayers(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
     """Return `layer` and all layers inside it, at any depth."""
@@ -83,9 +86,8 @@ def without_values() -> Iterator[None]:
 
 def _on_meta() -> contextlib.AbstractContextManager:
     """Return a context in which PyTorch makes tensors without values, whatever device is asked."""
-    from torch.overrides import TorchFunctionMode
 
-    class OnMeta(TorchFunctionMode):
+    class OnMeta(torch.overrides.TorchFunctionMode):
         def __torch_function__(self, function, types, args=(), kwargs=None):
             device = {"device": "meta"} if (kwargs or {}).get("device") is not None else {}
             return function(*args, **(kwargs or {}) | device)
@@ -112,7 +114,8 @@ class GlobalClipping:
     """A Keras optimizer that clips the gradients of all replicas together.
 
     Under TensorFlow, Keras clips them by replica, before the sum. Under PyTorch, its clipping by
-    the global norm launches three kernels per variable; this one, one.
+    the global norm launches three kernels per variable and its moving average ten; here, few
+    kernels serve all variables.
     """
 
     def _clip_gradients(self, grads):
@@ -126,13 +129,50 @@ class GlobalClipping:
                 return [one / count for one in super()._clip_gradients(sums)]
         if keras.backend.backend() != "torch" or self.clipnorm or not self.global_clipnorm:
             return super()._clip_gradients(grads)
-        from torch.nn.utils import get_total_norm
-
         norm, grads = self.global_clipnorm, list(grads)
-        total = get_total_norm(grads)
+        total = torch.nn.utils.get_total_norm(grads)
         # As in Keras, a norm that is not finite makes all gradients NaN.
         factor = norm / total.clamp(min=norm) + (total - total)
-        return [one * factor for one in grads]
+        return torch._foreach_mul(grads, factor)
+
+    def _apply_weight_decay(self, variables):
+        # Under PyTorch, Keras raises where none decays, as if only biases are trained.
+        if any(map(self._use_weight_decay, variables)):
+            super()._apply_weight_decay(variables)
+
+    def _update_model_variables_moving_average(self, trainable_variables):
+        if keras.backend.backend() != "torch" or not self.use_ema:
+            return super()._update_model_variables_moving_average(trainable_variables)
+        pairs = zip(self._model_variables_moving_average, trainable_variables, strict=True)
+        averages, values = zip(
+            *((a.value, v.value) for a, v in pairs if a is not None), strict=True
+        )
+        momentum = keras.ops.cast(self.iterations != 0, "float32") * self.ema_momentum
+        with torch.no_grad():
+            torch._foreach_mul_(averages, momentum)
+            torch._foreach_add_(averages, torch._foreach_mul(values, 1 - momentum))
+
+
+class RatePerVariable(GlobalClipping):
+    """A Keras optimizer of which `factor_and_decay` gives the factor and decay of a variable.
+
+    Under PyTorch, the variables of one factor are updated together if Keras's optimizer can.
+    """
+
+    def _backend_update_step(self, grads, trainable_variables, learning_rate):
+        if not hasattr(self, "_parallel_update_step"):
+            return super()._backend_update_step(grads, trainable_variables, learning_rate)
+        groups = {}
+        for gradient, variable in zip(grads, trainable_variables, strict=True):
+            factor, decay = self.factor_and_decay(id(variable), (1, 0))
+            groups.setdefault(factor, []).append((gradient, variable, decay))
+        for factor, group in groups.items():
+            gradients, variables, decays = map(list, zip(*group, strict=True))
+            rate = learning_rate * factor
+            if decayed := [v.value for v, decay in zip(variables, decays, strict=True) if decay]:
+                with torch.no_grad():
+                    torch._foreach_mul_(decayed, 1 - rate * max(decays))
+            super()._backend_update_step(gradients, variables, rate)
 
 
 def library_of(x: Any) -> str | None:
@@ -163,8 +203,6 @@ def on_device_of(x: Any) -> contextlib.AbstractContextManager:
 
 def functions_of_adam() -> tuple[Any, Any]:
     """Return PyTorch's function by which Keras's Adam adds epsilon, and its form for tensors."""
-    import torch
-
     return torch._foreach_add, torch.ops.aten._foreach_add.Tensor
 
 

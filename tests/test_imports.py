@@ -29,7 +29,7 @@ ARROWS = {
     "export": {"data", "layers", "folding"},
     "analysis": {"data", "layers"},
     "robustness": {"training"},
-    "segmentation": {"models", "data", "training"},
+    "segmentation": {"layers", "models", "data", "training"},
     "cli": ALL,
     "api": ALL,
     **{leaf: set() for leaf in LEAVES},

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_vitx.keras_internals import GlobalClipping
+from keras_vitx.keras_internals import GlobalClipping, RatePerVariable
 from keras_vitx.training.devices import copies_of
 from keras_vitx.training.recipe import Recipe
 
@@ -143,7 +143,7 @@ class AdamW(_AsReleased, _AdamW):
         super().build(variables)
 
 
-class _RatePerVariable(_AsReleased):
+class _RatePerVariable(RatePerVariable, _AsReleased):
     """Weight decay of kernels only, and a factor per variable of its rate and so its decay."""
 
     def __init__(
@@ -190,7 +190,7 @@ class _RatePerVariable(_AsReleased):
 
 
 @keras.saving.register_keras_serializable(package="keras_vitx")
-class LayerwiseAdamW(_RatePerVariable, keras.optimizers.AdamW):
+class LayerwiseAdamW(_RatePerVariable, _AdamW):
     """`AdamW` with a learning rate per variable, for the `layer_decay` of a recipe."""
 
 

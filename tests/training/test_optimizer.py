@@ -1,7 +1,7 @@
 import keras
 import numpy as np
 import pytest
-from harness import FAMILIES, array, close, randomize
+from harness import BACKEND, FAMILIES, array, close, randomize
 from keras import ops
 
 from keras_vitx.training import Recipe
@@ -262,6 +262,47 @@ def test_small_gradients_move_as_in_pytorch(size, changes):
             for variable, start, factor in zip(variables, before, factors, strict=True):
                 moved = start - array(variable.value)
                 np.testing.assert_allclose(moved, factor * distance, rtol=2e-3, atol=2e-7)
+
+
+@pytest.mark.parametrize("changes", ({}, {"layer_decay": 0.5}), ids=str)
+def test_nothing_that_decays(changes):
+    """Where only the biases are trained."""
+    model = two_layers()
+    optimizer = make_optimizer(model, BASE.replace(warmup_epochs=0, **changes), 10)
+    optimizer.rate_factors = changes and (0.5, 1.0)
+    biases = [v for v in model.trainable_variables if v.path.endswith("/bias")]
+    before = [array(v.value) for v in biases]
+    optimizer.apply([ops.ones(v.shape) for v in biases], biases)
+    assert all((array(v.value) < old).all() for v, old in zip(biases, before, strict=True))
+
+
+@pytest.mark.skipif(BACKEND != "torch", reason="counted by PyTorch")
+@pytest.mark.parametrize("changes", ({}, {"ema": 0.9}, {"layer_decay": 0.5, "ema": 0.9}), ids=str)
+def test_operations_do_not_grow_with_the_number_of_variables(changes):
+    """A GPU waits for the launches of small kernels, so that all variables are updated together."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Count(TorchDispatchMode):
+        calls = 0
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            self.calls += 1
+            return function(*args, **(kwargs or {}))
+
+    counts = []
+    for layers in (1, 8):
+        dense = [keras.layers.Dense(3) for _ in range(layers)]
+        model = keras.Sequential([keras.Input((3,)), *dense])
+        recipe = BASE.replace(clip_norm=1.0, **changes)
+        optimizer, variables = make_optimizer(model, recipe, 10), model.trainable_variables
+        if changes.get("layer_decay"):
+            optimizer.rate_factors = (0.5, 1.0) * layers
+        gradients = [ops.ones(v.shape) for v in variables]
+        optimizer.apply(gradients, variables)
+        with Count() as count:
+            optimizer.apply(gradients, variables)
+        counts.append(count.calls)
+    assert counts[0] == counts[1] < 130, counts
 
 
 @pytest.mark.backend_free
