@@ -153,8 +153,12 @@ def no_generator():
 
 
 def without_fake_types():
-    """Let the package take fake tensors for tensors, as they stand for those of a device."""
+    """Let PyTorch and the package take fake tensors for tensors: they stand for a device's."""
+    from torch.utils import _foreach_utils
+
     import keras_vitx.layers.kernels.torch as kernels
+
+    _foreach_utils._foreach_supported_types.append(FakeTensor)
 
     def is_traced(x):
         types = torch.Tensor, torch.nn.Parameter, FakeTensor
