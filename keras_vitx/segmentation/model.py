@@ -154,20 +154,18 @@ class MeanIoU(keras.metrics.MeanIoU):
     def update_state(self, y_true, y_pred, sample_weight=None):
         if not self.sparse_y_pred:
             y_pred = ops.argmax(y_pred, axis=self.axis)
-        # Labels that are no class, such as the ignored one, count nowhere.
+        # The ignored label equals no class. Float32 is exact up to 16 million pixels per batch.
         y_true = ops.where(ops.equal(y_true, self.ignore_class), -1, y_true)
-        true, predicted = (self._one_hot(labels) for labels in (y_true, y_pred))
+        classes = ops.arange(self.num_classes, dtype="int32")
+        true, predicted = (
+            ops.cast(ops.equal(ops.reshape(ops.cast(y, "int32"), (-1, 1)), classes), "float32")
+            for y in (y_true, y_pred)
+        )
         if sample_weight is not None:
             weight = ops.broadcast_to(ops.cast(sample_weight, self.dtype), ops.shape(y_true))
-            true = true * ops.cast(ops.reshape(weight, (-1, 1)), true.dtype)
+            true = true * ops.cast(ops.reshape(weight, (-1, 1)), "float32")
         counts = ops.matmul(ops.transpose(true), predicted)
         self.total_cm.assign_add(ops.cast(counts, self.dtype))
-
-    def _one_hot(self, labels):
-        classes = ops.arange(self.num_classes, dtype="int32")
-        labels = ops.reshape(ops.cast(labels, "int32"), (-1, 1))
-        # Float32 is exact up to 16 million pixels of a pair of classes in a batch.
-        return ops.cast(ops.equal(labels, classes), "float32")
 
     def result(self):
         counts = ops.cast(self.total_cm, "float32")

@@ -106,12 +106,11 @@ def mix_and_normalize(mix, norm, maps, training=False, dtype=None):
 def _is_plain(mix, norm):
     from keras_vitx.layers.maps import HeadMixing
 
-    types = (mix, HeadMixing), (norm, keras.layers.BatchNormalization)
-    return (
-        all(type(layer) is one and "call" not in vars(layer) for layer, one in types)
-        and (norm.axis, norm.center, norm.scale) == (1, True, True)
-        and not (norm.synchronized or getattr(norm, "renorm", False))
-    )
+    is_usual = type(mix) is HeadMixing and type(norm) is keras.layers.BatchNormalization
+    if not is_usual or "call" in {**vars(mix), **vars(norm)}:
+        return False
+    is_special = norm.synchronized or getattr(norm, "renorm", False)
+    return not is_special and (norm.axis, norm.center, norm.scale) == (1, True, True)
 
 
 def convolve_maps(maps, kernel):
