@@ -12,9 +12,8 @@ inference; BATCH counts the images of all devices. Each is compiled in a process
 to five minutes; what `--output` has is skipped. On an h100, attention is XLA's: cuDNN asks the GPU.
 
 `flops` are those of products and convolutions as traced, `memory` the bytes of a device, `moved`
-those that kernels read and write in padded layouts, `copied` those of kernels that only move or
-convert data, `fusions` what a step runs of them, `seconds` of a step by the cycles that the TPU's
-compiler estimates (a GPU's estimates none), `sent` the bytes of `collectives`.
+those that kernels read and write in padded layouts, `copied` of kernels that only move or convert
+data, `seconds` of a step by the TPU compiler's estimate of cycles, `sent` bytes of collectives.
 """
 
 import argparse
@@ -107,8 +106,8 @@ def main() -> None:
 
 
 def results_of(path):
-    lines = map(json.loads, path.read_text().splitlines() if path.exists() else ())
-    return {(line["model"], line["cell"]): line for line in lines}
+    lines = path.read_text().splitlines() if path.exists() else ()
+    return {(line["model"], line["cell"]): line for line in map(json.loads, lines)}
 
 
 def measure(name, cell, directory):
@@ -143,8 +142,7 @@ def measure(name, cell, directory):
     result["compiled_in"] = round(time.perf_counter() - start)
     memory, text = compiled.memory_analysis(), compiled.as_text()
     result["memory"] = memory.argument_size_in_bytes + memory.temp_size_in_bytes
-    # The new state takes the place of the old one.
-    result["memory"] += memory.output_size_in_bytes - memory.alias_size_in_bytes
+    result["memory"] += memory.output_size_in_bytes - memory.alias_size_in_bytes  # The new state.
     if directory:
         (directory / f"{name}-{cell.replace('/', '-')}.txt").write_text(text)
     return result | described(text)
@@ -163,7 +161,8 @@ def work_of(model, work, batch):
         return lambda state, x: model.stateless_call(*state, x, training=False)[0], state, images
     optimizer = kv.training.AdamW(1e-3, weight_decay=0.05, global_clipnorm=1.0)
     model.compile(optimizer, "sparse_categorical_crossentropy", metrics=["accuracy"])
-    kv.keras_internals.build_training(model, (np.zeros((2, *images.shape[1:])), labels[:2]))
+    some = np.zeros((2, *images.shape[1:]), "float32")
+    kv.keras_internals.build_training(model, (some, labels[:2]))
     state = *state, model.optimizer.variables, model.metrics_variables
     return model.train_step, state, (images, labels)
 
@@ -176,11 +175,10 @@ def layouts_of(device, arguments):
 
     from keras_vitx.training.devices import ShardedWeights
 
+    names, target = ("v5e:2x2", "tpu"), {}
     if device == "h100":
-        topology = get_topology_desc("h100", "cuda", topology="1x1x1", target_config=H100)
-    elif device != "cpu":
-        topology = get_topology_desc("v5e:2x2", "tpu")
-    devices = jax.devices() if device == "cpu" else topology.devices
+        names, target = ("h100", "cuda"), {"topology": "1x1x1", "target_config": H100}
+    devices = jax.devices() if device == "cpu" else get_topology_desc(*names, **target).devices
     if DEVICES[device] == 1:
         return jax.tree.map(lambda _: jax.sharding.SingleDeviceSharding(devices[0]), arguments)
     engine = ShardedWeights if "shards" in device else keras.distribution.DataParallel
@@ -227,11 +225,10 @@ def size_of(shape, trips=1):
 
 def described(text):
     """Return sums over the kernels that a compiled program runs."""
-    computations, shapes, sums, sent = {}, {}, Counter(), Counter()
+    computations, shapes, sums, sent = {}, {}, Counter(), {}
     for line in text.splitlines():
         if head := re.match(r"(ENTRY )?%([\w.\-]+) \(.*\{$", line):
-            current = computations.setdefault(head[2], [])
-            entry = head[2]  # The last one.
+            current = computations.setdefault(entry := head[2], [])  # The entry is the last.
         elif match := re.match(r"\s+(?:ROOT )?%([\w.\-]+) = (\(.*?\)|\S+) ([\w\-]+)\((.*)", line):
             shapes[match[1]] = match[2]
             current.append(match.groups()[1:])
@@ -254,18 +251,21 @@ def described(text):
             elif not kind.endswith("-start"):  # There, the shape has both sides.
                 operands = re.findall(r"%([\w.\-]+)", rest.split("), ")[0])
                 moved += sum(size_of(shapes[one], trips) for one in operands)
-            kinds = {kind, *(one for _, one, _ in computations.get(called.get("calls"), ()))}
+            inner = [(shape, kind, rest), *computations.get(called.get("calls"), ())]
             sums["moved"] += times * moved
-            sums["copied"] += times * moved * all(re.fullmatch(MOVES, one) for one in kinds)
+            sums["copied"] += times * moved * all(re.fullmatch(MOVES, one) for _, one, _ in inner)
             sums["fusions"] += times * kind.startswith("fusion")
             if cycles := re.search(r'"estimated_cycles":"(\d+)"', rest):
                 sums["seconds"] += times * int(cycles[1]) / CYCLES
-            for one in filter(None, (re.fullmatch(COLLECTIVES, one) for one in kinds)):
-                sums["collectives"] += times
-                sent[one[1]] += times * size_of(shape.split(", ")[-1])
+            for shape, kind, rest in inner:
+                if match := re.fullmatch(COLLECTIVES, kind):  # Several kernels may share one.
+                    channel = re.search(r"channel_id=\d+", rest)[0]
+                    sent[channel] = match[1], times * size_of(shape.replace("S(", ""))
 
     add(entry)
-    return {**sums, "sent": sent}
+    kinds = {kind for kind, _ in sent.values()}
+    totals = {kind: sum(size for one, size in sent.values() if one == kind) for kind in kinds}
+    return {**sums, "sent": totals}
 
 
 def tables(results):
