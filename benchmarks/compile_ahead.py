@@ -274,17 +274,17 @@ def tables(results):
     for device in DEVICES:
         known = {cell for _, cell in results if cell.startswith(device + "/")}
         if cells := [cell for cell in CELLS if cell in known]:
-            names = [cell.removeprefix(device + "/").replace("/", ", ") for cell in cells]
-            text += f"| {device} | " + " | ".join(["TFLOP", "fusions", *names]) + " |\n"
+            names = [cell.split("/", 1)[1].replace("/", ", ") for cell in cells]
+            text += " | ".join([f"| {device} | TFLOP | fusions", *names]) + " |\n"
             text += "|---" * (len(cells) + 3) + "|\n"
             for model in MODELS:
                 found = [results.get((model, cell)) for cell in cells]
-                first = next(filter(None, found), {"flops": math.nan})
-                head = f"{model} | {first['flops'] / 1e12:.2f} | {first.get('fusions', '')}"
+                first = next(filter(None, found), {})
+                head = f"{model} | {first.get('flops', 0) / 1e12:.2f} | {first.get('fusions', '')}"
+                head = head if first else f"{model} | |"
                 text += f"| {head} | " + " | ".join(map(entry_of, found)) + " |\n"
             text += "\n"
-    rest = [cell for cell in CELLS if not any(cell == known for _, known in results)]
-    return text + f"Not run for any model: {', '.join(rest) or 'none'}.\n"
+    return text + f"There are {len(CELLS)} cells; those not listed were run for no model.\n"
 
 
 def entry_of(line):
