@@ -210,3 +210,23 @@ def test_attention(keys, dtype, scale, training):
     _, expected = gradients(loss(ops.dot_product_attention), variables)
     for one, other in zip(found, expected, strict=True):
         close(one, other, 1e-5)
+
+
+@pytest.mark.skipif(BACKEND != "jax", reason="a kernel of JAX")
+def test_mixes_of_heads_on_a_tpu(monkeypatch):
+    import jax
+
+    kernel, maps, bias = numbers((3, 3), 1), numbers((2, 3, 5, 6), 2), numbers((3,), 3)
+    expected = np.einsum("ij,bjqk->biqk", kernel, maps) + bias[:, None, None]
+    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+    close(array(layer_ops.mix_heads(kernel, maps, bias)), expected, 1e-6)
+
+    def total(kernel, maps, mix):
+        return ops.sum(mix(kernel, maps) ** 3)
+
+    found, plain = (
+        jax.grad(total, (0, 1))(kernel, maps, mix)
+        for mix in (layer_ops.mix_heads, lambda *two: ops.einsum("ij,bjqk->biqk", *two))
+    )
+    for one, other in zip(found, plain, strict=True):
+        close(array(one), array(other), 1e-5)

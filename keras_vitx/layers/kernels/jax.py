@@ -10,7 +10,7 @@ from jax import numpy as jnp
 from jax.extend import core
 
 from keras_vitx.layers import ops
-from keras_vitx.layers.kernels.tensorflow import mix_heads as mix_heads  # Keras's operations only.
+from keras_vitx.layers.kernels.tensorflow import mix_heads as mix_columns
 
 # The plain forms: `ops` replaces its functions only after this module is imported.
 _plain_call, _plain_attention = ops.call, ops.fused_attention
@@ -69,7 +69,8 @@ def project_patches(layer, x):
 def gelu(x):
     """Compute GELU by `erf`, several times shorter than Keras's form by `erfc`. All devices."""
     if all(isinstance(size, int) for size in x.shape):
-        return _plain_gelu(x)
+        # Half precision, too, is computed in float32, where 1 + erf loses less than it rounds.
+        return keras.ops.cast(_plain_gelu(ops.at_least_float32(x)), x.dtype)
     # JAX's own SavedModels, whose batch size is symbolic, cannot hold `erf`.
     return keras.activations.gelu(x, approximate=False)
 
@@ -127,6 +128,19 @@ def convolve_maps(maps, kernel):
         for i in range(height)
         for j in range(width)
     )
+
+
+def mix_heads(kernel, maps, bias=None):
+    """Multiply whole maps on a TPU, where columns are copies of other tiles; else columns.
+
+    More maps than before (Refiner) are convolved next, which wants those other tiles.
+    """
+    if jax.default_backend() != "tpu" or kernel.shape[0] != kernel.shape[1]:
+        return mix_columns(kernel, maps, bias)
+    kernel = keras.ops.broadcast_to(kernel, (maps.shape[0], *kernel.shape))
+    # With the batch in the product, `remat_policy` does not save it.
+    mixed = keras.ops.einsum("bij,bjqk->biqk", kernel, maps)
+    return mixed if bias is None else mixed + keras.ops.reshape(bias, (-1, 1, 1))
 
 
 def depthwise_conv(x, kernel, strides):
