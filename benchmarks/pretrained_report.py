@@ -61,7 +61,7 @@ def by_block(directory: Path, images: str) -> Rows:
         values = [f"{value:.2f}" for value in trained[name]]
         title = f"{name[:-1]}, centered" if name.endswith("-") else name
         # Of a network that starts with LayerScale near 0, branches and features say nothing.
-        at_start = "" if name in UNTOLD else f"{np.mean(random[name]):.2f}"
+        at_start = "" if name in UNTOLD else f"{abs(np.mean(random[name])):.2f}"
         rows.append([title, *[""] * (count - len(values)), *values, at_start])
     return rows
 
