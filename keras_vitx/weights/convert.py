@@ -254,7 +254,9 @@ def _mismatch(missing, extra, wrong, entries, file: WeightsFile, model, sizes) -
         name = next((name for name, other in known.items() if other == identity), None)
         summary.append(f"It looks like {name or identity or 'another architecture'}.")
     if missing and all(is_head(name) for name in missing):
-        summary.append("It has no classifier: build the model with include_top=False.")
+        summary.append(
+            "It has no classifier: build with include_top=False, or strict=False, which starts one."
+        )
     for argument, mark in OPTIONS.items():
         for names, value in ((extra, True), (missing, False)):
             if names and all(re.search(mark, name) for name in names):

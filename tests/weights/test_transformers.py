@@ -123,6 +123,15 @@ def test_strict_loading_refuses_a_modification(file):
         vit(attention=talking("identity"), weights=file[0])
 
 
+def test_a_file_without_a_classifier_starts_one_if_asked(caplog, tmp_path):
+    headless, path = vit(include_top=False), tmp_path / "headless.weights.h5"
+    headless.save_weights(path)
+    with pytest.raises(ValueError, match="strict=False, which starts one"):
+        vit(weights=path, classes=5)
+    model = vit(weights=path, classes=5, strict=False)
+    assert "2 variables start anew (head" in caplog.text and model.output_shape == (None, 5)
+
+
 def test_what_starts_anew_is_named(file, caplog):
     path, plain = file
     images = numbers((2, 32, 32, 3))
