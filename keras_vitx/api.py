@@ -15,8 +15,6 @@ from keras_vitx.data import decode_predictions
 from keras_vitx.export.export import export
 from keras_vitx.export.predictor import predictor
 from keras_vitx.folding import fuse
-from keras_vitx.keras_internals import library_of
-from keras_vitx.layers.preprocessing import preprocess_tensor
 from keras_vitx.models import as_chain, count_macs, create_model, features, list_models
 from keras_vitx.models.sizes import *  # noqa: F403 - every family and size
 from keras_vitx.preprocessing import Preprocessing
@@ -56,5 +54,7 @@ def preprocess_input(images, model):
         OSError: if a file can't be decoded, or has more than twice
             `PIL.Image.MAX_IMAGE_PIXELS` pixels; the message names it.
     """
-    preprocess = preprocess_tensor if library_of(images) else data.preprocess_input
+    of_tensors = layers.preprocessing
+    is_tensor = of_tensors.operations_of(images) is not None
+    preprocess = of_tensors.preprocess_tensor if is_tensor else data.preprocess_input
     return preprocess(images, models.model_input(model))
