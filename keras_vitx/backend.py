@@ -121,6 +121,28 @@ def has_accelerator() -> bool:
     return False
 
 
+def to_device(array: Any) -> Any:
+    """Copy an array to the device; the host does not wait for a GPU, which copies pinned memory."""
+    import keras
+
+    if keras.backend.backend() == "torch" and has_accelerator():
+        import torch
+
+        return torch.from_numpy(array).pin_memory().to("cuda", non_blocking=True)
+    return keras.ops.convert_to_tensor(array)
+
+
+def compiled(function: Callable) -> Callable:
+    """Return a function of tensors as one program under JAX, else as it is."""
+    import keras
+
+    if keras.backend.backend() != "jax":
+        return function
+    import jax
+
+    return jax.jit(function)
+
+
 def without_gradients() -> contextlib.AbstractContextManager:
     """Return a context in which PyTorch does not keep activations for a backward pass."""
     import keras

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from keras_vitx.backend import WORKER, has_accelerator, is_worker
+from keras_vitx.backend import WORKER, compiled, has_accelerator, is_worker, to_device
 from keras_vitx.data.augmentation import Augmentation
-from keras_vitx.data.augmentation.erasing import draw_erasing, erase_box, erase_boxes
+from keras_vitx.data.augmentation.erasing import draw_erasing, erase_box, erase_boxes, noise
 from keras_vitx.data.augmentation.mixing import Mixing, shard_of_batch, soft_labels
 from keras_vitx.data.augmentation.windows import Window
 from keras_vitx.data.images import fit_to_model, normalize, with_channels
@@ -332,6 +332,7 @@ class ImageBatches(Batches):
         self.unreadable: dict[Any, str] = {}
         loader.budget = IN_MEMORY_BYTES // max(workers, 1)
         loader.as_uint8 = has_accelerator() or workers > 0
+        self.on_device: OnDevice | None = None
 
     def to_inputs(self, batch: Batch) -> tuple:
         import keras
@@ -346,7 +347,8 @@ class ImageBatches(Batches):
                 self.unreadable[name] = error
                 log.warning("An image is skipped (%d so far): %s", len(self.unreadable), error)
         if images.dtype == np.uint8 and has_accelerator():
-            images = on_device(images, boxes, self.loader.spec.preprocessing)
+            self.on_device = self.on_device or OnDevice(self.loader.spec.preprocessing)
+            images = self.on_device(images, boxes)
         elif images.dtype == np.uint8:
             images = self.loader.normalize(images, boxes)
         return (images, labels) if weights is None else (images, labels, weights)
@@ -370,12 +372,29 @@ class EvaluationBatches(ImageBatches):
         return EvaluationBatches(**options | {"weighted": True})
 
 
-def on_device(images: np.ndarray, boxes: np.ndarray | None, preprocessing: Preprocessing) -> Any:
-    """Return the result of `Loader.normalize`, computed on the device."""
-    from keras import ops
+class OnDevice:
+    """The result of `Loader.normalize`, computed on the device, where its constants stay.
 
-    statistics = np.float32((preprocessing.mean, preprocessing.std))
-    mean, std = map(ops.convert_to_tensor, statistics)
-    images = ops.cast(ops.convert_to_tensor(images), "float32")
-    images = images if preprocessing.takes_pixels else (images / 255.0 - mean) / std
-    return images if boxes is None else erase_boxes(images, boxes)
+    `images` are uint8 `(n, height, width, channels)`, `boxes` those of `erase_boxes` or None.
+    """
+
+    def __init__(self, preprocessing: Preprocessing):
+        self.takes_pixels = preprocessing.takes_pixels
+        self.constants = to_device(np.float32((preprocessing.mean, preprocessing.std)))
+        self.table: Any = None
+        self.run = compiled(self.normalized)
+
+    def __call__(self, images: np.ndarray, boxes: np.ndarray | None) -> Any:
+        if boxes is None:
+            return self.run(to_device(images), self.constants)
+        if self.table is None:
+            self.table = to_device(noise(images.shape[1:]))
+        return self.run(to_device(images), self.constants, to_device(boxes), self.table)
+
+    def normalized(self, images: Any, constants: Any, boxes: Any = None, table: Any = None) -> Any:
+        from keras import ops
+
+        images = ops.cast(images, "float32")
+        if not self.takes_pixels:
+            images = (images / 255.0 - constants[0]) / constants[1]
+        return images if boxes is None else erase_boxes(images, boxes, table)

@@ -39,30 +39,35 @@ def draw_erasing(
 
 
 @functools.lru_cache(maxsize=4)
-def noise(count: int) -> np.ndarray:
-    """Return `NOISE` standard normal float32 numbers, then the first `count` of them again."""
-    numbers = np.random.default_rng(0).standard_normal(NOISE, dtype="float32")
-    return np.concatenate([numbers, np.resize(numbers, count)])
+def noise(shape: tuple[int, int, int]) -> np.ndarray:
+    """Return rows of images of a shape, of standard normal float32 numbers, about `NOISE` in all.
+
+    The noise of an image begins at the row of its offset; whole rows are read on a device without
+    an index for each number.
+    """
+    row = math.prod(shape[1:])
+    count = max(NOISE // row, 1)
+    return np.random.default_rng(0).standard_normal((count, row), dtype="float32")
 
 
 def erase_box(image: np.ndarray, box: Sequence[int]) -> None:
     """Replace a box of a normalized float32 image by noise, in place; see `draw_erasing`."""
     top, left, rows, columns, offset = box
-    numbers = noise(image.size)[offset : offset + image.size].reshape(image.shape)
-    window = slice(top, top + rows), slice(left, left + columns)
-    image[window] = numbers[window]
+    table = noise(image.shape)
+    found = (offset + np.arange(top, top + rows)) % len(table)
+    numbers = table[found].reshape(rows, *image.shape[1:])
+    image[top : top + rows, left : left + columns] = numbers[:, left : left + columns]
 
 
-def erase_boxes(images: Any, boxes: np.ndarray) -> Any:
-    """Return the images (n, height, width, channels), tensors of Keras, as after `erase_box`."""
+def erase_boxes(images: Any, boxes: Any, table: Any) -> Any:
+    """Return the images (n, height, width, channels) as after `erase_box`; all are tensors."""
     from keras import ops
 
-    height, width, channels = images.shape[1:]
-    boxes = ops.convert_to_tensor(boxes)[:, :, None]
+    height, width = images.shape[1:3]
+    boxes = boxes[:, :, None]
     rows, columns = ops.arange(height), ops.arange(width)
     inside_rows = (rows >= boxes[:, 0]) & (rows < boxes[:, 0] + boxes[:, 2])
     inside_columns = (columns >= boxes[:, 1]) & (columns < boxes[:, 1] + boxes[:, 3])
     inside = ops.logical_and(inside_rows[:, :, None], inside_columns[:, None])
-    count = height * width * channels
-    values = ops.take(ops.convert_to_tensor(noise(count)), boxes[:, 4] + ops.arange(count))
+    values = ops.take(table, (boxes[:, 4] + rows) % table.shape[0], axis=0)
     return ops.where(inside[..., None], ops.reshape(values, images.shape), images)
