@@ -314,10 +314,13 @@ def correctness(model):
         keras.config.set_dtype_policy(precision)
         model = kv.create_model(name, drop_path=0.0, classifier_activation=None)
         model.set_weights([saved[key] for key in sorted(saved) if key.startswith("weights")])
-        pairs = zip(logits_and_changes(model), ("logits", "changes"), strict=True)
+        logits, changes = logits_and_changes(model)
         errors = {
-            key: float(np.linalg.norm(found - saved[key]) / np.linalg.norm(saved[key]))
-            for found, key in pairs
+            name: float(np.linalg.norm(found - wanted) / np.linalg.norm(wanted))
+            for name, found, wanted in (
+                ("logits", logits, saved["logits"]),
+                ("gradients", changes, saved["changes"]),
+            )
         }
         result[precision] = errors | {"waits": waits_of(model)}
     return result

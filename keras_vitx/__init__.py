@@ -10,8 +10,11 @@ if backend.is_command() or backend.is_worker():
     def __getattr__(name: str):
         if name.startswith("_"):
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        import importlib
+        import importlib.util
 
+        if name != "export" and importlib.util.find_spec(f"{__name__}.{name}"):
+            # For a part of the package, all others would be a cycle.
+            return importlib.import_module(f"{__name__}.{name}")
         if backend.is_worker():
             backend.choose()
         api = importlib.import_module("keras_vitx.api")

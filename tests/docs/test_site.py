@@ -127,6 +127,15 @@ def anchor_of(title):
     return re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", title.lower())).strip("-")
 
 
+def test_pages_import_the_package_before_keras():
+    """It chooses the backend that is installed; Keras alone takes TensorFlow."""
+    for page in PAGES:
+        cells = re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
+        for cell in cells if page.name != "nine-attentions.md" else ():
+            found = re.findall(r"^(?:import|from) (keras\w*)", cell, re.MULTILINE)
+            assert "keras_vitx" not in found[1:] or found[0] == "keras_vitx", (page, cell)
+
+
 def test_every_page_is_in_the_navigation():
     listed = re.findall(r": (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), flags=re.MULTILINE)
     assert len(set(listed)) == len(listed)
