@@ -13,6 +13,7 @@ import dataclasses
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import exact_claims
@@ -44,14 +45,8 @@ def at_start(name: str) -> Value:
     return lambda result: by_block(result, name, "step_0").mean()
 
 
-def deep_minus_shallow(result: Result) -> float:
-    values = by_block(result, "entropy")
-    half = len(values) // 2
-    return values[half:].mean() - values[:half].mean()
-
-
-def entropy_at_start(result: Result) -> float:
-    values = by_block(result, "entropy", "step_0")
+def deep_minus_shallow(result: Result, when: str = "measures") -> float:
+    values = by_block(result, "entropy", when)
     half = len(values) // 2
     return values[half:].mean() - values[:half].mean()
 
@@ -93,6 +88,7 @@ class Claim:
         statistic: One number per seed, positive if the paper is right.
         margin: If set, the claim is that the number is within it.
         failures: If set, the networks of which the first fails more often; `statistic` is unused.
+        figure: The measure that is drawn.
     """
 
     title: str
@@ -103,6 +99,7 @@ class Claim:
     statistic: Callable[[Runs], float] | None = None
     margin: float | None = None
     failures: tuple[str, str] | None = None
+    figure: str | None = None
 
 
 ACCURACY = {"accuracy, %": (None, accuracy)}
@@ -196,9 +193,13 @@ CLAIMS = (
         ACCURACY
         | {
             "entropy": (at_start("entropy"), mean_of("entropy")),
-            "deeper minus shallow half": (entropy_at_start, deep_minus_shallow),
+            "deeper minus shallow half": (
+                partial(deep_minus_shallow, when="step_0"),
+                deep_minus_shallow,
+            ),
         },
         difference(deep_minus_shallow, VIT, CB),
+        figure="entropy",
     ),
     Claim(
         "Lower entropy (Context Broadcasting, Figure 5a)",
@@ -232,6 +233,7 @@ CLAIMS = (
             ),
         },
         lambda of: gates_of(slice(2))(of(CONVIT)) - gates_of(slice(-2, None))(of(CONVIT)),
+        figure="gates",
     ),
     Claim(
         "Gates fall (ConViT, Figure 6)",
@@ -265,6 +267,7 @@ CLAIMS = (
             ),
         },
         difference(mean_of("centered_similarity"), VIT_24, DEEPVIT_24),
+        figure="centered_similarity",
     ),
 )
 
@@ -362,26 +365,27 @@ def table(claim: Claim, found: list[dict[Run, Result]]) -> list[str]:
 
 
 def figure(claim: Claim, found: list[dict[Run, Result]], figures: Path) -> list[str]:
-    """Draw what a claim shows by block, if a measure of its rows has blocks."""
-    plots = {
-        "Entropy in deep blocks (Context Broadcasting, Figure 5a)": ("entropy", "entropy"),
-        "Similar maps (DeepViT, Figures 1 to 4)": ("similarity", "centered_similarity"),
-        "Gates close, deep blocks first (ConViT, Figure 6)": ("gates", "gates"),
+    """Draw the measure of a claim by block, before and after training, or during it (gates)."""
+    results = {
+        run.network: [each[run] for each in found if run in each] for run in DESIGNS[claim.design]
     }
-    name, measure = plots.get(claim.title, (None, None))
-    runs = [run for run in DESIGNS[claim.design] if any(run in each for each in found)]
-    if name is None or not runs:
+    results = {network: each for network, each in results.items() if each}
+    if claim.figure is None or not results:
         return []
     figures.mkdir(parents=True, exist_ok=True)
-    by_network = {}
-    for run in runs:
-        for when, word in (("step_0", ", step 0"), ("measures", "")):
-            results = [each[run][when][measure] for each in found if run in each]
-            means = {b: np.mean([np.mean(r[b]) for r in results]) for b in results[0]}
-            by_network[run.network + word] = {measure: means}
-    path = figures / f"claims-{name}.png"
-    analysis.plot_by_block(by_network, names=measure, path=path)
-    return [f"\n![{name} by block]({figures.name}/{path.name})"]
+    path = figures / f"claims-{claim.figure}.png"
+    if claim.figure == "gates":
+        (runs,) = results.values()
+        analysis.plot_dynamics(runs[0]["dynamics"], path, "gates", heads=True)
+    else:
+        by_network = {}
+        for network, runs in results.items():
+            for when, word in (("step_0", ", step 0"), ("measures", "")):
+                values = [run[when][claim.figure] for run in runs]
+                means = {b: np.mean([np.mean(each[b]) for each in values]) for b in values[0]}
+                by_network[network + word] = {claim.figure: means}
+        analysis.plot_by_block(by_network, names=claim.figure, path=path)
+    return [f"\n![{claim.figure}]({figures.name}/{path.name})"]
 
 
 HEAD = """# The papers' claims, tried small
