@@ -37,6 +37,8 @@ from keras_vitx.training.source import fingerprint, open_data
 log = logging.getLogger(__name__)
 DATA = ("validation_split", "fraction", "sampling", "strict", "workers")
 """Arguments that `fit` passes on to `data.pipelines`."""
+OWN = "With an optimizer and a loss, or with batches, of the user's own."
+"""What the record of a training says in place of a recipe that was not used whole."""
 
 
 def fit(
@@ -125,11 +127,12 @@ def fit(
         check_callbacks(model, callbacks)
         run.describe(batches, model, recipe, teacher=teacher and teacher.name, head=head, seed=seed)
         throughput = Throughput(len(data.labels))
+        is_by_recipe = hasattr(batches.train, "split") and not users_arguments(model)
         record = {
             "base": base_of(getattr(model, "training_record", None)),
             "data": name_of(source),
             "images": batches.train_size,
-            "recipe": recipe.to_dict(),
+            "recipe": recipe.to_dict() if is_by_recipe else OWN,
             "seed": seed,
         }
         best = run.best = BestCheckpoint(

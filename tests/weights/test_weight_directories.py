@@ -275,6 +275,12 @@ def test_the_card_says_what_fit_did(tmp_path):
         assert recipe_in(card)["name"] == "finetune"
         assert [result.metric_value for result in card.data.eval_results] == [accuracy]
 
+    # Neither the recipe's optimizer nor, of own batches, its augmentation was used.
+    model.compile("sgd", "sparse_categorical_crossentropy", metrics=["accuracy"])
+    kv.fit(model, data, epochs=1, verbose=0)
+    kv.save(model, tmp_path / "own")
+    assert "of the user's own" in card_of(tmp_path / "own").text
+
     # The accuracy was that of other weights.
     again.layers[-1].kernel.assign(again.layers[-1].kernel + 1)
     kv.save(again, tmp_path / "changed")
