@@ -79,7 +79,7 @@ test-oldest test-newest: test-%:
 	.venv-$*/bin/python -m pip install -q --upgrade pip $(if $(filter torch,$(BACKENDS)),"$(TORCH)")
 	.ci/oldest > .venv-$*/oldest.txt
 	.venv-$*/bin/python -m pip install -q $(if $(filter oldest,$*),-c .venv-$*/oldest.txt) \
-	-e ".[$(EXTRAS)]" pytest
+	-e ".[$(EXTRAS)]" pytest hypothesis
 	@for backend in $(BACKENDS); do echo "== $$backend"; \
 	OMP_NUM_THREADS=1 KERAS_BACKEND=$$backend .venv-$*/bin/python -m pytest -q \
 	$(VERSION_TESTS) || exit 1; done

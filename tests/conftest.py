@@ -28,7 +28,12 @@ if os.environ.get("XLA_FLAGS") != "":
 import keras
 import numpy as np
 import pytest
+from hypothesis import settings
 from PIL import Image
+
+# The same examples everywhere, each as slow as it is; a failing one is added as an `@example`.
+settings.register_profile("tests", derandomize=True, deadline=None, max_examples=25, database=None)
+settings.load_profile("tests")
 
 
 def pytest_sessionstart(session):
