@@ -29,7 +29,7 @@ def rows():
                 yield pytest.param(error, words, call, marks=marks, id=f"{path.stem}: {words[:70]}")
 
 
-@pytest.mark.parametrize(("error", "words", "call"), rows())
+@pytest.mark.parametrize(("error", "words", "call"), list(rows()))
 def test_one_clear_error(error, words, call, request):
     given = {name: request.getfixturevalue(name) for name in inspect.signature(call).parameters}
     pattern = ".*".join(map(re.escape, words.split("...")))
