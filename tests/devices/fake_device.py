@@ -44,7 +44,7 @@ READS = ("_local_scalar_dense", "item", "equal", "is_nonzero", "nonzero")
 
 
 class Log(TorchDispatchMode):
-    """Counts operations, and notes where the host waits or devices are mixed."""
+    """Counts operations, and notes where the host waits, or devices or dtypes are mixed."""
 
     current: "Log | None" = None
 
@@ -78,6 +78,8 @@ class Log(TorchDispatchMode):
                 self.waits[f"to the device {place()}"] += 1
             elif any(x.ndim for x in taken if x.device.type == "cpu"):
                 self.mixed[f"{name} {place()}"] += 1
+        if name == "native_layer_norm" and len({x.dtype for x in taken}) > 1:
+            self.mixed[f"dtypes {name} {place()}"] += 1  # CUDA raises, a CPU does not.
         if "cpu" in after and "fakedev" in before:
             self.waits[f"to the host {place()}"] += 1
         if name not in VIEWS and "fakedev" in before | after:
@@ -185,7 +187,7 @@ def measure(make, policy, batch=2):
         with logs["step"]:
             model.train_step((images, labels))
         paths = [v.path for v in model.trainable_variables]
-        weights = sum("norm" not in path and "head" not in path for path in paths)
+        weights = sum("head" not in path for path in paths)
         return {"weights": weights} | {stage: log.report() for stage, log in logs.items()}
 
 

@@ -47,7 +47,7 @@ def test_the_step(found, family, policy):
     assert not inference["waits"]
     # In float16, Keras reads whether all gradients are finite, and whether the scale grows.
     assert sum(step["waits"].values()) <= (2 if policy == "mixed_float16" else 0), step["waits"]
-    # Of weights, except those of norms and the head; of the images, and the inputs of the head.
+    # Of weights, except those of the head; of the images, and the inputs of the head.
     casts = 0 if policy == "float32" else CASTS * report["weights"] + 2
     assert inference["casts"] <= casts
     if policy == "float32" and family in TIMM:

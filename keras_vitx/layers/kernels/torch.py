@@ -63,8 +63,9 @@ def layer_norm(layer, x):
     """Normalize the last axis: float32 statistics without float32 copies. All devices."""
     if layer.axis not in ([-1], [x.ndim - 1]) or layer.rms_scaling:
         return layer.call(x)
-    weights = _value(layer.gamma), _value(layer.beta)
-    return functional.layer_norm(x, x.shape[-1:], *weights, layer.epsilon)
+    # A GPU takes weights of the dtype of `x` only.
+    gamma, beta = (w if w is None else _value(w).to(x.dtype) for w in (layer.gamma, layer.beta))
+    return functional.layer_norm(x, x.shape[-1:], gamma, beta, layer.epsilon)
 
 
 def batch_norm(layer, x, training=False):
