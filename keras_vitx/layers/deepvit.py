@@ -41,11 +41,9 @@ class ReAttention(MapLayer):
             self.var_norm.build(input_shape)
 
     def call(self, maps, training=False):
+        maps = self.run(self.reatten_matrix, maps)
         if self.normalize:
-            layers = self.reatten_matrix, self.var_norm
-            maps = ops.mix_and_normalize(*layers, maps, training, self.compute_dtype)
-        else:
-            maps = self.run(self.reatten_matrix, maps)
+            maps = self.run(self.var_norm, maps, training)
         return maps if self.map_scale == 1 else self.map_scale * maps
 
 

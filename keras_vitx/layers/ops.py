@@ -90,11 +90,6 @@ def mix_heads(kernel, maps, bias=None):
     return mixed if bias is None else mixed + keras.ops.reshape(bias, (-1, 1, 1))
 
 
-def mix_and_normalize(mix, norm, maps, training=False, dtype=None):
-    """Return the maps that `mix` makes of others, after `norm`; arguments as in `call`."""
-    return call(norm, call(mix, maps, training, dtype), training, dtype)
-
-
 def convolve_maps(maps, kernel):
     """Convolve each head's map with its kernel, `(heads, 1, height, width)`, and zero padding."""
     kernel = keras.ops.transpose(kernel, (2, 3, 0, 1))
@@ -160,7 +155,7 @@ KERNELS = {
     ),
     "jax": (
         *("call", "fused_attention", "mix_heads", "convolve_maps", "depthwise_conv", "gelu"),
-        *("mix_and_normalize", "checkpoint_name", "use_scan", "program", "remat_policy"),
+        *("checkpoint_name", "use_scan", "program", "remat_policy"),
     ),
 }
 """The operations that a backend has a kernel for; all others run in the form above."""

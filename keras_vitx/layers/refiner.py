@@ -179,8 +179,7 @@ class ResidualRefinement(MapLayer):
         build_all([*layers, self.adapt_bn], input_shape)
 
     def call(self, maps, training=False):
-        dtype = self.compute_dtype
-        y = ops.relu6(ops.mix_and_normalize(self.conv_exp, self.bn1, maps, training, dtype))
+        y = ops.relu6(self.run_all([self.conv_exp, self.bn1], maps, training))
         y = ops.relu6(self.run_all([self.depth_sep_conv, self.bn2], y, training))
         y = self.run_all([self.conv_pro, self.bn3], y, training)
         y = self.run(self.adapt_bn, maps + y, training)

@@ -9,10 +9,7 @@ from harness import BACKEND, FAMILIES, array, close, gradients, numbers
 from keras import ops
 from plain import softmax
 
-from keras_vitx.keras_internals import autocast
-from keras_vitx.layers import HeadMixing
 from keras_vitx.layers import ops as layer_ops
-from keras_vitx.layers.maps import MapNormalization
 
 
 def call(layer, x, training=False):
@@ -103,46 +100,6 @@ def test_layers_of_keras(name, training):
         _, wanted = gradients(lambda: loss(plain, theirs), [x, *theirs.trainable_variables])
         for one, other in zip(found, wanted, strict=True):
             close(one, other, 1e-5)
-
-
-@pytest.mark.parametrize("case", ["sharp", "uniform", "masked", "frozen", "bfloat16"])
-def test_mix_and_normalize(case):
-    """In training, with rows of any sum: the output, its gradients, and the statistics."""
-    maps = softmax(numbers((3, 4, 7, 9)) * (0.3 if case == "uniform" else 3))
-    if case == "masked":
-        maps[:, :, -2:] = maps[:2, :, :, -3:] = 0
-    dtype = "mixed_bfloat16" if case == "bfloat16" else "float32"
-    x, exact = keras.Variable(maps.astype("float32")), case != "bfloat16"
-    weights = ops.convert_to_tensor(numbers((3, 6, 7, 9), 1))
-
-    def run(is_plain):
-        mix, norm = HeadMixing(heads_out=6, dtype=dtype), MapNormalization(dtype=dtype)
-        mix.build(maps.shape)
-        norm.build((3, 6, 7, 9))
-        norm.trainable = case != "frozen"
-        variables = [*mix.variables, *norm.variables]
-        for seed, variable in enumerate(variables):
-            variable.assign(numbers(variable.shape, seed) + (0.5 if seed else 0))
-        norm.moving_variance.assign(ops.ones(6))
-
-        def loss():
-            given = ops.cast(x + 0, mix.compute_dtype)
-            if is_plain:
-                y = norm(mix(given), training=True)
-            else:
-                with autocast(mix.compute_dtype):  # As in a layer that holds the two.
-                    y = layer_ops.mix_and_normalize(mix, norm, given, True, mix.compute_dtype)
-            assert keras.backend.standardize_dtype(y.dtype) == mix.compute_dtype
-            return ops.sum(ops.cast(y, "float32") * weights)
-
-        # Without the bias, which the normalization subtracts.
-        learned = [x, mix.kernel, *norm.trainable_variables]
-        value, found = gradients(loss, learned)
-        return [array(value), *found, array(norm.moving_mean), array(norm.moving_variance)]
-
-    # Of maps in half precision, Keras rounds the mixed maps once more.
-    for one, other in zip(run(False), run(True), strict=True):
-        close(one, other, 1e-4 if exact else 0.1)
 
 
 @pytest.mark.skipif(BACKEND != "jax", reason="JAX's")

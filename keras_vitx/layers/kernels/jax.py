@@ -15,7 +15,7 @@ from keras_vitx.layers.kernels.tensorflow import mix_heads as mix_columns
 # The plain forms: `ops` replaces its functions only after this module is imported.
 _plain_call, _plain_attention = ops.call, ops.fused_attention
 _plain_convolve_maps, _plain_depthwise_conv = ops.convolve_maps, ops.depthwise_conv
-_plain_gelu, _plain_mix_and_normalize = ops.gelu, ops.mix_and_normalize
+_plain_gelu = ops.gelu
 
 SAVED = "saved"
 """The name by which `remat_policy` knows what else is worth saving."""
@@ -73,45 +73,6 @@ def gelu(x):
         return keras.ops.cast(_plain_gelu(ops.at_least_float32(x)), x.dtype)
     # JAX's own SavedModels, whose batch size is symbolic, cannot hold `erf`.
     return keras.activations.gelu(x, approximate=False)
-
-
-def mix_and_normalize(mix, norm, maps, training=False, dtype=None):
-    """Normalize by the moments of the unmixed maps, in the mix: a quarter fewer bytes. All devices.
-
-    With the mean m and the covariance C of the heads, those of W A + b are W m + b and W C W^T.
-    """
-    if not (training and norm.trainable and _is_plain(mix, norm)):
-        return _plain_mix_and_normalize(mix, norm, maps, training, dtype)
-    batch, heads, queries, keys = maps.shape
-    # Maps are about 1 / keys: their squares would lose what they differ by.
-    centered = ops.at_least_float32(maps) - 1 / keys
-    columns = jnp.reshape(centered, (batch, heads, queries * keys))
-    mean = checkpoint_name(jnp.mean(columns, axis=(0, 2)))
-    products = jnp.matmul(columns, jnp.swapaxes(columns, 1, 2), precision="highest")
-    moments = checkpoint_name(jnp.sum(products, axis=0) / (batch * queries * keys))
-    kernel, gamma, beta = (
-        jnp.asarray(one, centered.dtype) for one in (mix.kernel, norm.gamma, norm.beta)
-    )
-    covariance = moments - jnp.outer(mean, mean)
-    shift = jnp.matmul(kernel, mean, precision="highest")
-    variance = jnp.sum(jnp.matmul(kernel, covariance, precision="highest") * kernel, axis=1)
-    scale = gamma * jax.lax.rsqrt(jnp.maximum(variance, 0) + norm.epsilon)
-    bias = 0 if mix.bias is None else jnp.asarray(mix.bias, centered.dtype)
-    offset = jnp.sum(kernel, axis=1) / keys + bias
-    for moving, new in ((norm.moving_mean, shift + offset), (norm.moving_variance, variance)):
-        moving.assign(moving * norm.momentum + new * (1 - norm.momentum))
-    folded = scale[:, None] * kernel, centered, beta - scale * shift
-    return mix_heads(*(jnp.asarray(one, maps.dtype) for one in folded))
-
-
-def _is_plain(mix, norm):
-    from keras_vitx.layers.maps import HeadMixing
-
-    is_usual = type(mix) is HeadMixing and type(norm) is keras.layers.BatchNormalization
-    if not is_usual or "call" in {**vars(mix), **vars(norm)}:
-        return False
-    is_special = norm.synchronized or getattr(norm, "renorm", False)
-    return not is_special and (norm.axis, norm.center, norm.scale) == (1, True, True)
 
 
 def convolve_maps(maps, kernel):
