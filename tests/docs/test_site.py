@@ -221,8 +221,7 @@ ANSWERS = {
     "guides/fine-tune": "notebook; out of memory; NaN; class_weight; patience; export",
     "guides/memory": "enable_lora; quantize; remat",
     "guides/quick-start": "KERAS_BACKEND; pip install",
-    "export": "ONNX; TFLite; opset",
-    "serving": "FastAPI; docker",
+    "export": "ONNX; TFLite; opset; FastAPI; docker",
 }  # fmt: skip
 
 
