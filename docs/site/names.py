@@ -12,6 +12,7 @@ from public import find
 import keras_vitx as kv
 
 SIZES = Path(__file__).parents[1] / "sizes.md"
+ATTENTION = Path(__file__).parents[2] / "examples" / "attention"
 
 
 def documented(path: str) -> str:
@@ -71,9 +72,14 @@ def joined(text: str) -> str:
     return " ".join(text.split())
 
 
-def table(what: str, family: str) -> str:
-    """Return the sizes or the checkpoints of a family; the sizes are a section of docs/sizes.md."""
-    return {"sizes": sizes, "checkpoints": checkpoints}[what](family)
+def inserted(what: str, name: str) -> str:
+    """Return what a page has in place of `<!-- what: name -->`."""
+    return {"sizes": sizes, "checkpoints": checkpoints, "attention": attention}[what](name)
+
+
+def attention(name: str) -> str:
+    """Return a file of examples/attention as a block."""
+    return f"```python\n{(ATTENTION / f'{name}.py').read_text()}```"
 
 
 def sizes(title: str) -> str:
