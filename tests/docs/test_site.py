@@ -220,7 +220,7 @@ ANSWERS = {
     "guides/coming-from": "num_classes; drop_path_rate; img_size",
     "guides/fine-tune": "notebook; out of memory; NaN; class_weight; patience; export",
     "guides/memory": "enable_lora; quantize; remat",
-    "guides/quick-start": "KERAS_BACKEND; pip install",
+    "index": "KERAS_BACKEND; pip install",
     "export": "ONNX; TFLite; opset; FastAPI; docker",
 }  # fmt: skip
 
