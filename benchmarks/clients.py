@@ -1,7 +1,7 @@
 """Exported files, opened by clients that import neither this package nor its backend.
 
     make build/npm                                       # ONNX Runtime Web
-    python benchmarks/clients.py                         # the table of docs/export.md
+    python benchmarks/clients.py                         # a table, which docs/export.md sums up
     python benchmarks/clients.py --backends jax --clients "ONNX Runtime" LiteRT --models CaiT LoRA
 
 Each backend exports every model to every format, in a process of its own. Then each client, in

@@ -3,7 +3,7 @@
     KERAS_BACKEND=jax python benchmarks/export.py accuracy cifar10.npz
     python benchmarks/export.py timm CaiT_S24 ConViT_S
 
-`accuracy` prints the table of docs/export.md: the shipped checkpoints on the test images of
+`accuracy` prints what docs/export.md sums up: the shipped checkpoints on the test images of
 CIFAR-10, in Keras (float32, a policy, `model.quantize`) and quantized by ONNX Runtime, with ranges
 of activations that are found for each image (dynamic) or fixed on 128 training images (static).
 

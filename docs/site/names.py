@@ -12,6 +12,7 @@ from public import find
 import keras_vitx as kv
 
 SIZES = Path(__file__).parents[1] / "sizes.md"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def documented(path: str) -> str:
@@ -71,9 +72,17 @@ def joined(text: str) -> str:
     return " ".join(text.split())
 
 
-def table(what: str, family: str) -> str:
-    """Return the sizes or the checkpoints of a family; the sizes are a section of docs/sizes.md."""
-    return {"sizes": sizes, "checkpoints": checkpoints}[what](family)
+def inserted(what: str, name: str) -> str:
+    """Return what a page has in place of `<!-- what: name -->`."""
+    return {"sizes": sizes, "checkpoints": checkpoints, "examples": examples}[what](name)
+
+
+def examples(directory: str) -> str:
+    """Return the files of a directory of examples as sections, titled as their docstrings begin."""
+    texts = [path.read_text() for path in sorted((EXAMPLES / directory).glob("*.py"))]
+    titles = [text.partition(":")[0].strip('"') for text in texts]
+    sections = zip(titles, texts, strict=True)
+    return "\n\n".join(f"## {title}\n\n```python\n{text}```" for title, text in sections)
 
 
 def sizes(title: str) -> str:

@@ -21,7 +21,7 @@ BLOCK = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"(\]\()([^)#:\s]+)((?:#[^)]*)?\))")
 MENTION = re.compile(r"(?<![\[(/\w])`?docs/([\w/-]+)\.md`?")
 NAME = re.compile(r"^::: (\S+)$", re.MULTILINE)
-TABLE = re.compile(r"^<!-- (\w+): (\w+) -->$", re.MULTILINE)
+INSERTED = re.compile(r"^<!-- (\w+): (\w+) -->$", re.MULTILINE)
 
 
 def assemble(target: Path) -> list[Path]:
@@ -38,9 +38,9 @@ def assemble(target: Path) -> list[Path]:
     shutil.copytree(DOCS / "site" / "assets", target / "assets")
     for source, page in sources.items():
         text = (ROOT / source).read_text()
-        text = TABLE.sub(lambda match: names.table(*match.groups()), text)
+        text = INSERTED.sub(lambda match: names.inserted(*match.groups()), text)
         text = outside_blocks(functools.partial(linked, source, page, target), text)
-        text = NAME.sub(lambda match: names.documented(match[1]), text)
+        text = NAME.sub(lambda match: names.documented(match[1]) + "\n", text)
         (target / page).parent.mkdir(parents=True, exist_ok=True)
         (target / page).write_text(text)
     return [target / page for page in sources.values()]

@@ -28,7 +28,8 @@ def example():
 def test_nine_short_examples():
     assert len(EXAMPLES) == 9
     page = (ROOT / "docs" / "guides" / "nine-attentions.md").read_text()
-    assert all(f"```python\n{path.read_text()}```" in page for path in EXAMPLES)
+    assert "<!-- examples: attention -->" in page
+    assert all(f"attention/{path.name})" in page for path in EXAMPLES)
     for path in EXAMPLES:
         lines = [line for line in path.read_text().partition('"""\n')[2].splitlines() if line]
         assert len(lines) <= 26, path

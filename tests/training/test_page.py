@@ -31,7 +31,7 @@ def test_the_lines_compute_what_fit_computes(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sources, "load_npz", few_images)
     names = {"__name__": "training"}
-    first, second = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    first, second, *_ = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     exec(compile(first, "docs/training.md", "exec"), names)
     # A few images fill no batch of 100.
     names["recipe"] = names["recipe"].replace(batch_size=16, epochs=2)
