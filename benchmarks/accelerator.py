@@ -232,8 +232,8 @@ def ceilings(toy):
     import keras
 
     size, bytes_ = (256, 1 << 20) if toy else (8192, 1 << 30)
-    # A card's clock, and so its speed, depends on the values: random ones are as real data. Eight at
-    # a time, as the host starts one in as long as it takes.
+    # A card's clock, and so its speed, depends on the values: random ones are as real data. Eight
+    # at a time, as the host starts one in as long as it takes.
     x = keras.random.normal((bytes_ // 4,), dtype="float32")
     gigabytes = 16 * bytes_ / seconds(lambda: [x + 1.0 for _ in range(8)], 10) / 1e9
     a, b = (keras.random.normal((size, size), dtype="bfloat16") for _ in range(2))
