@@ -56,7 +56,7 @@ COLORS = kv.Preprocessing(mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
 """How images are prepared for all of them; the families have different defaults."""
 
 FRACTIONS = (0.05, 0.1, 0.3, 1.0)
-RATES = (2e-3, 8e-3, 3.2e-2)
+RATES = (2e-3, 8e-3, 3.2e-2, 0.128, 0.512)
 FAILED = 0.15
 """Accuracy below which a training counts as failed."""
 STRENGTHS = {"occlude": (0.0, 0.1, 0.25, 0.5), "fgsm": (1 / 255, 2 / 255, 4 / 255)}

@@ -28,7 +28,7 @@ def test_runs_and_page(programs, tmp_path):
     claims.main(words)
     runs = claims.runs(DESIGNS, 1)
     results = {run: json.loads(run.path(directory, ".json").read_text()) for run in runs}
-    assert len(results) == 2 + 2 + 1 + 6
+    assert len(results) == 2 + 2 + 1 + 2 * len(claims.RATES)
     for run, result in results.items():
         assert 0 <= result["accuracy"] <= 1
         assert set(claims.MEASURES) < set(result["measures"]) == set(result["step_0"])
@@ -94,7 +94,11 @@ def test_failures(programs, failed, expected):
         found.append(results)
     claim = next(claim for claim in report.CLAIMS if claim.failures)
     text, _, found = report.verdict(claim, found)
-    assert found == expected and text == f"{failed[0]} of 9, {failed[1]} of 9"
+    assert (
+        found == expected
+        and text
+        == f"{failed[0]} of {3 * len(claims.RATES)}, {failed[1]} of {3 * len(claims.RATES)}"
+    )
 
 
 def test_exact_claims(programs):
