@@ -21,11 +21,11 @@ import h5py
 import keras
 import numpy as np
 import pytest
-from harness import FAMILIES, array
+from harness import FAMILIES, FORMATS, array, save
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from tiny import FORMATS, edit, make_tiny, save
+from tiny import edit, make_tiny
 
 import keras_vitx as kv
 from keras_vitx.training.resume import read_last_state, write_state

@@ -3,8 +3,7 @@
 import keras
 import numpy as np
 import pytest
-from harness import array, close, numbers, randomize
-from tiny import same_weights
+from harness import array, close, numbers, randomize, same_weights
 
 import keras_vitx as kv
 from keras_vitx.layers import MLP, Attention, ContextBroadcasting, HeadMixing

@@ -5,9 +5,9 @@ import re
 import keras
 import numpy as np
 import pytest
-from harness import FAMILIES, GOLDEN, GOLDEN_CASES, array, close
+from harness import FAMILIES, FORMATS, GOLDEN, GOLDEN_CASES, array, close, same_weights, save
 from safetensors.numpy import load_file
-from tiny import FORMATS, make_tiny, positions_of, same_weights, save
+from tiny import make_tiny, positions_of
 
 import keras_vitx as kv
 from keras_vitx.weights import find, load, load_weights, resample, to_checkpoint

@@ -15,10 +15,20 @@ from unittest import mock
 import keras
 import numpy as np
 import pytest
-from harness import BACKEND, FAMILIES, array, close, numbers, precision, randomize, run_python
+from harness import (
+    BACKEND,
+    FAMILIES,
+    array,
+    close,
+    numbers,
+    precision,
+    randomize,
+    run_python,
+    same_weights,
+)
 from huggingface_hub import ModelCard
 from PIL import Image
-from tiny import COMMIT, NAMES, PREPROCESSING, edit, same_weights
+from tiny import COMMIT, NAMES, PREPROCESSING, edit
 
 import keras_vitx as kv
 from keras_vitx.layers import (

@@ -17,10 +17,10 @@ import h5py
 import keras
 import numpy as np
 import pytest
-from harness import numbers
+from harness import FORMATS, numbers, same_weights, save
 from safetensors import safe_open
 from safetensors.numpy import save_file
-from tiny import FORMATS, make_tiny, positions_of, same_weights, save
+from tiny import make_tiny, positions_of
 
 import keras_vitx as kv
 from keras_vitx.weights import load_weights, resample, save_safetensors, save_torch, to_checkpoint

@@ -2,8 +2,7 @@
 
 import numpy as np
 import pytest
-from harness import array, close, numbers
-from tiny import same_weights
+from harness import array, close, numbers, same_weights
 
 import keras_vitx as kv
 from keras_vitx.weights import to_checkpoint

@@ -10,10 +10,10 @@ import threading
 
 import keras
 import pytest
-from harness import run_python
+from harness import run_python, same_weights
 from huggingface_hub import constants
 from safetensors.numpy import save_file
-from tiny import COMMIT, make_tiny, same_weights
+from tiny import COMMIT, make_tiny
 
 import keras_vitx as kv
 from keras_vitx.preprocessing import IMAGENET_INCEPTION

@@ -7,10 +7,9 @@ from urllib.parse import quote
 import keras
 import numpy as np
 import pytest
-from harness import BACKEND, FAMILIES, randomize
+from harness import BACKEND, FAMILIES, FORMATS, randomize, same_weights, save
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
-from tiny import FORMATS, same_weights, save
 
 import keras_vitx as kv
 from keras_vitx.keras_internals import sublayers
