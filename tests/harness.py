@@ -17,11 +17,13 @@ from types import SimpleNamespace
 
 import keras
 import numpy as np
+import pytest
 from keras import ops
 
 import keras_vitx as kv
 from keras_vitx.keras_internals import sublayers
 from keras_vitx.layers import Block
+from keras_vitx.weights import save_safetensors, save_torch
 
 TESTS = Path(__file__).parent
 ROOT = TESTS.parent
@@ -146,6 +148,34 @@ def array(tensor):
     """Convert a tensor of any backend and precision to NumPy."""
     # An operation would be compiled for each shape, under JAX.
     return ops.convert_to_numpy(tensor).astype("float32")
+
+
+def same_weights(one, other, but="\0"):
+    """Check that the weights of two models are equal, except paths that start with `but`."""
+    one, other = ([v for v in each.weights if not v.path.startswith(but)] for each in (one, other))
+    assert one
+    for ours, theirs in zip(one, other, strict=True):
+        np.testing.assert_array_equal(array(ours.value), array(theirs.value), err_msg=ours.path)
+
+
+FORMATS = {
+    ".safetensors": save_safetensors,
+    ".pth": save_torch,
+    ".weights.h5": keras.Model.save_weights,
+    ".keras": keras.Model.save,
+}
+"""Functions that write the weights of a model, by suffix."""
+
+
+def save(model, path):
+    """Write a model in the format of the path's suffix, or as a directory; return the path."""
+    if path.suffix in (".pth", ".ckpt"):
+        pytest.importorskip("torch")
+    if path.suffix == ".ckpt":
+        return save(model, path.with_suffix(".pth")).rename(path)
+    (write,) = [FORMATS[end] for end in FORMATS if path.name.endswith(end)] or [kv.save]
+    write(model, path)
+    return path
 
 
 def close(found, expected, tolerance=1e-5, message=""):

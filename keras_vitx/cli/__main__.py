@@ -6,6 +6,7 @@ import importlib.util
 import logging
 import os
 import pkgutil
+import re
 import sys
 from collections.abc import Callable, Iterator
 
@@ -85,6 +86,15 @@ def _expand_user(argument: str) -> str:
     return option + equals + (os.path.expanduser(value) if value[:1] == "~" else value)
 
 
+def _check_values(words: list[str]) -> None:
+    """Raise a ValueError for an empty value, which as a path would be the current directory."""
+    for before, word in zip(["", *words], words, strict=False):
+        if not word or re.fullmatch("--[a-z-]+=", word):
+            name = word.rstrip("=") or before
+            which = f"`{name}`" if name[:1] == "-" else "An argument"
+            raise ValueError(f"{which} must not be empty. Received: ''.")
+
+
 def main() -> None:
     """Run the command line; invalid input exits with one line of text and code 2."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
@@ -94,6 +104,7 @@ def main() -> None:
     logging.basicConfig(handlers=[handler], level=logging.WARNING)
     logging.getLogger("keras_vitx").setLevel(logging.INFO)
     try:
+        _check_values(sys.argv[1:])
         app(list(map(_expand_user, sys.argv[1:])))
     except (ValueError, OSError, ImportError) as error:
         say(f"Error: {error}", error=True)

@@ -145,9 +145,7 @@ def pipelines(
             raise ValueError(
                 f"`{name}` must be an integer, at least {minimum}. Received: {value!r}."
             )
-    if not isinstance(fraction, Real) or not 0 < fraction <= 1:
-        raise ValueError(f"`fraction` must be a number in (0, 1]. Received: {fraction!r}.")
-    if sampling is not None and fraction != 1:
+    if check_fraction(fraction) != 1 and sampling is not None:
         raise ValueError(f"`fraction` must be 1 with `sampling`. Received: {fraction!r}.")
     augmentation, mixing = Augmentation.of(augmentation), Mixing.of(mixing)
     spec, classes = ModelInput.of(model), model.output_shape[-1]
@@ -182,6 +180,13 @@ def pipelines(
         for split in (source.validation, source.test)
     )
     return Pipelines(train, validation, source.class_names, source.skipped, test)
+
+
+def check_fraction(fraction: Any) -> float:
+    """Return a fraction; raise a ValueError unless it is in (0, 1]."""
+    if not isinstance(fraction, Real) or not 0 < fraction <= 1:
+        raise ValueError(f"`fraction` must be a number in (0, 1]. Received: {fraction!r}.")
+    return fraction
 
 
 def check_trainable(source: Dataset) -> None:

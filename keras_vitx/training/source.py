@@ -13,7 +13,7 @@ import numpy as np
 from keras_vitx import data
 from keras_vitx.backend import checked_dataset
 from keras_vitx.data.loading import EvaluationBatches
-from keras_vitx.data.pipeline import check_trainable
+from keras_vitx.data.pipeline import check_fraction, check_trainable
 from keras_vitx.data.sources.dataset import ArrayImages
 from keras_vitx.outputs import ModelSpec, Task, class_names_of, task_of
 from keras_vitx.preprocessing import ModelInput
@@ -75,7 +75,8 @@ def open_data(
         check_range(batches.train, spec)
     else:
         check_trainable(source)
-        recipe = recipe.for_images(round(source.train.size * arguments.get("fraction", 1.0)), fixed)
+        fraction = check_fraction(arguments.get("fraction", 1.0))
+        recipe = recipe.for_images(round(source.train.size * fraction), fixed)
         if token_labels is not None and not isinstance(token_labels, TokenLabels):
             token_labels = TokenLabels(token_labels, spec)
         batches = data.pipelines(

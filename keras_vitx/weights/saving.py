@@ -262,8 +262,8 @@ def _refuse(config: Any, custom_objects: dict) -> None:
     refused = sorted(foreign_objects(config).keys() - custom_objects.keys())
     if refused:
         raise ValueError(
-            f"{CONFIG} can't be used: it uses {', '.join(refused)}, neither of keras_vitx nor a "
-            "plain layer of Keras. If it is a class of yours, give it in `custom_objects`."
+            f"{CONFIG} can't be used: it uses {', '.join(refused):.300}, neither of keras_vitx nor "
+            "a plain layer of Keras. If it is a class of yours, give it in `custom_objects`."
         )
 
 

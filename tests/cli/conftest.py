@@ -1,8 +1,10 @@
 import sys
+from pathlib import Path
 
 import keras
 import numpy as np
 import pytest
+from PIL import Image
 
 import keras_vitx as kv
 from keras_vitx.cli import __main__ as command
@@ -10,16 +12,17 @@ from keras_vitx.cli import __main__ as command
 
 @pytest.fixture
 def run(monkeypatch, capsys, tmp_path):
-    """Run the command line in this process; return its exit code, stdout and stderr."""
+    """Run the command line in this process; check its exit code, return stdout and stderr."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
 
-    def run(*words):
+    def run(*words, code=0):
         monkeypatch.setattr(sys, "argv", ["keras-vitx", *map(str, words)])
         with pytest.raises(SystemExit) as stopped:
             command.main()
-        written = capsys.readouterr()
-        return stopped.value.code, written.out, written.err
+        out, err = capsys.readouterr()
+        assert stopped.value.code in (code if isinstance(code, tuple) else (code,)), err
+        return out, err
 
     return run
 
@@ -36,10 +39,27 @@ def small_set(tmp_path):
     return path
 
 
-@pytest.fixture
-def tiny_file(tmp_path):
+@pytest.fixture(scope="session")
+def tiny_model():
+    """A model of 2 classes; tests must not change it."""
     keras.utils.set_random_seed(0)
     model = kv.CaiT(24, 1, 4, patch_size=8, input_shape=(32, 32, 3), classes=2)
     model.class_names = ("dark", "bright")
-    model.save(tmp_path / "tiny.keras")
+    return model
+
+
+@pytest.fixture
+def tiny_file(tiny_model, tmp_path):
+    tiny_model.save(tmp_path / "tiny.keras")
     return tmp_path / "tiny.keras"
+
+
+@pytest.fixture
+def gray():
+    """A function that writes an image of one brightness."""
+
+    def write(path, value=220, size=(20, 30)):
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((*size, 3), value, "uint8")).save(path)
+
+    return write

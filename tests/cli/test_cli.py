@@ -1,14 +1,20 @@
+"""`list`, `evaluate`, `explore` and `export`, and what holds for every command."""
+
 import csv
+import functools
 import importlib
 import json
+import os
+import subprocess
 import sys
+from pathlib import Path
 
 import keras
-import numpy as np
 import pytest
 import typer
-from harness import run_python
-from PIL import Image
+from harness import ROOT, run_python
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import keras_vitx as kv
 from keras_vitx.cli import __main__ as command
@@ -25,29 +31,93 @@ def test_every_verb_and_option_has_a_help_text(run):
         assert verb.help
         assert all(getattr(parameter, "help", None) for parameter in verb.params), verb.name
         assert any("--backend" in parameter.opts for parameter in verb.params), verb.name
-        out = run(verb.name, "--help")[1]
+        out, _ = run(verb.name, "--help")
         assert out.count("\n") < 55, f"the help of {verb.name} is longer than a screen"
-    assert all(name in run("train", "--help")[1] for name in kv.training.list_recipes())
+    assert all(name in run("train", "--help")[0] for name in kv.training.list_recipes())
+
+
+COMMANDS = {
+    "list": "list",
+    "predict": "predict tiny.keras gray.png",
+    "evaluate": "evaluate tiny.keras small.npz",
+    "train": "train tiny.keras small.npz --smoke --output run",
+    "export": "export tiny.keras tiny.pt2",
+    "convert": f"convert {ROOT}/weights/cait_mini_cifar10.safetensors --model CaiT_Mini -o a.keras",
+    "explore": "explore tiny.keras gray.png -o page.html",
+}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_command_is_the_first_to_import_the_package(verb, tiny_file, small_set, tmp_path, gray):
+    gray(tmp_path / "gray.png")
+    done = subprocess.run(
+        [sys.executable, "-m", "keras_vitx.cli", *COMMANDS[verb].split()],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def long_name(parameter):
+    return next(name for name in parameter.opts if name.startswith("--"))
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_any_value_reaches_the_function_or_is_one_error_of_its_option(run, monkeypatch, verb):
+    params, received = typer.main.get_command(command.app).commands[verb].params, {}
+    (info,) = (one for one in command.app.registered_commands if one.name == verb)
+    record = functools.wraps(info.callback)(lambda **given: received.update(given))
+    monkeypatch.setattr(info, "callback", record)
+    monkeypatch.delenv("KERAS_BACKEND", raising=False)
+    required = [p for p in params if p.required]
+    arguments = [p.name for p in required if p.param_type_name == "argument"]
+    options = {p: long_name(p) for p in params if p.param_type_name == "option" and not p.is_flag}
+    texts = st.text(max_size=8) | st.integers().map(str) | st.floats().map(str)
+
+    @settings(max_examples=100)
+    @given(st.sampled_from(list(options)), texts)
+    def check(option, text):
+        given = {p: "x" for p in options if p in required} | {option: text}
+        received.clear()
+        words = [f"{options[p]}={value}" for p, value in given.items()]
+        _, err = run(verb, *arguments, *words, code=(0, 2))
+        if not received:
+            assert options[option] in err and "Traceback" not in err
+            return
+        found = received[option.name]
+        found = found[0] if isinstance(found, list) else found
+        text = os.path.expanduser(text)
+        if isinstance(found, Path):
+            assert text and found == Path(text)
+        else:
+            kind = float if isinstance(found, int | float) else str
+            assert repr(kind(found)) == repr(kind(text))
+
+    check()
 
 
 def cells_of(table, row=-2):
     return [cell.strip() for cell in table.splitlines()[row].split("│")[1:-1]]
 
 
-def test_list(run, monkeypatch):
-    code, out, _ = run("list")
-    assert code == 0
+def test_list_of_sizes(run):
+    out, _ = run("list")
     assert all(name in out for name in kv.list_models())
-    code, out, _ = run("list", "*xs36")
+    out, _ = run("list", "*xs36")
     assert "CaiT_XS36" in out and "CaiT_S36" not in out
-    pit, mixer = (run("list", pattern)[1] for pattern in ("PiT_*", "Mixer_S*"))
+    pit, mixer = (run("list", pattern)[0] for pattern in ("PiT_*", "Mixer_S*"))
     assert cells_of(pit)[2:] == ["256, 512, 1024", "3, 6, 4", "4, 8, 16", "14", "2"]
     assert cells_of(mixer) == ["Mixer_S16", "Mixer", "512", "8", "", "16", "0"]
+
+
+def test_list_of_weights(run, monkeypatch):
     # Long names are whole in a pipe.
     monkeypatch.setenv("COLUMNS", "40")
     checkpoints = kv.weights.checkpoints_of(None)
-    code, out, _ = run("list", "--weights")
-    assert code == 0 and "\x1b" not in out
+    out, _ = run("list", "--weights")
+    assert "\x1b" not in out
     for checkpoint in checkpoints:
         (row,) = (line for line in out.splitlines() if f" {checkpoint.name} " in line)
         cells = cells_of(row, 0)
@@ -56,160 +126,142 @@ def test_list(run, monkeypatch):
         assert cells[4] == ("" if checkpoint.top1 is None else f"{checkpoint.top1:.2f}")
         assert float(cells[5]) == checkpoint.preprocessing.crop_ratio
         assert cells[6:] == [checkpoint.license or "", checkpoint.source]
-    rows = list(csv.DictReader(run("list", "--weights", "--csv")[1].splitlines()))
+    rows = list(csv.DictReader(run("list", "--weights", "--csv")[0].splitlines()))
     assert [row["checkpoint"] for row in rows] == [entry.name for entry in checkpoints]
-    _, out, _ = run("list", "--weights", "cait_s36*")
+    out, _ = run("list", "--weights", "cait_s36*")
     assert "cait_s36_384.fb_dist_in1k" in out and "cait_s24" not in out
-    _, out, _ = run("list", "--weights", "CaiT_Mini")
+    out, _ = run("list", "--weights", "CaiT_Mini")
     assert " cait_mini_cifar10 " in out and "fb_dist_in1k" not in out
 
 
-def test_list_of_one_model(run, tiny_file, tmp_path):
-    kv.save(keras.saving.load_model(tiny_file), tmp_path / "directory")
+def test_list_of_one_model(run, tiny_file, tiny_model, tmp_path):
+    kv.save(tiny_model, tmp_path / "directory")
     size = ("11,956,264", "cait_xxs24_224.fb_dist_in1k", "cait_xxs24_384", "bicubic", "0.485")
     for model, facts in (
         ("CaiT_XXS24", size),
         (tiny_file, ("dark, bright", "32, 32, 3")),
         ("directory", ("dark, bright", "32, 32, 3")),
     ):
-        code, out, err = run("list", model)
-        assert code == 0, err
+        out, _ = run("list", model)
         assert all(fact in out for fact in facts)
-    record = json.loads(run("list", tiny_file, "--json")[1])
+    record = json.loads(run("list", tiny_file, "--json")[0])
     assert record["class names"] == ["dark", "bright"] and record["parameters"] == 26994
-    _, out, _ = run("list", tiny_file, "--csv")
+    out, _ = run("list", tiny_file, "--csv")
     assert dict(csv.reader(out.splitlines()))["input_shape"] == "32, 32, 3"
 
 
 def test_list_of_recipes(run, tmp_path):
-    names = kv.training.list_recipes()
-    code, out, err = run("list", "--recipes")
-    assert code == 0, err
+    names, cait = kv.training.list_recipes(), recipes.get("cait")
+    out, _ = run("list", "--recipes")
     assert all(name in out for name in names)
-    code, out, _ = run("list", "--recipes", "--json")
-    assert [row["recipe"] for row in json.loads(out)] == names
-    assert run("list", "--recipes", "cait")[1] == f"{recipes.get('cait')}\n"
-    data = json.loads(run("list", "--recipes", "cait", "--json")[1])
-    assert Recipe.from_dict(data) == recipes.get("cait")
+    rows = json.loads(run("list", "--recipes", "--json")[0])
+    assert [row["recipe"] for row in rows] == names
+    assert run("list", "--recipes", "cait")[0] == f"{cait}\n"
+    data = json.loads(run("list", "--recipes", "cait", "--json")[0])
+    assert Recipe.from_dict(data) == cait
 
     (tmp_path / "mine").mkdir()
-    changed = recipes.get("cait").replace(mixup=0.2)
-    (tmp_path / "mine" / "run.json").write_text(json.dumps({"recipe": changed.to_dict()}))
-    code, out, _ = run("list", "--recipes", "mine", "cait", "--json")
+    changed = {"recipe": cait.replace(mixup=0.2).to_dict()}
+    (tmp_path / "mine" / "run.json").write_text(json.dumps(changed))
+    out, _ = run("list", "--recipes", "mine", "cait", "--json")
     assert json.loads(out) == [{"setting": "mixup", "mine": 0.2, "cait": 0.8}]
-    assert "mixup" in run("list", "--recipes", "mine", "cait")[1]
-    assert "agree" in run("list", "--recipes", "cait", "cait")[1]
+    assert "mixup" in run("list", "--recipes", "mine", "cait")[0]
+    assert "agree" in run("list", "--recipes", "cait", "cait")[0]
 
 
-def test_list_of_damaged_images(run, tmp_path):
-    (tmp_path / "photos" / "cat").mkdir(parents=True)
+def test_list_of_damaged_images(run, gray, tmp_path):
     for name in "abc":
-        Image.fromarray(np.zeros((8, 8, 3), "uint8")).save(f"photos/cat/{name}.png")
-    code, out, err = run("list", "--damaged", "photos")
-    assert (code, out) == (0, "3 images, 0 can't be decoded.\n"), err
+        gray(f"photos/cat/{name}.png")
+    assert run("list", "--damaged", "photos")[0] == "3 images, 0 can't be decoded.\n"
     (tmp_path / "photos" / "cat" / "b.png").write_bytes(b"damaged")
     (tmp_path / "photos" / "cat" / "raw.cr2").write_bytes(b"of a camera")
-    code, out, err = run("list", "--damaged", "photos", "--json")
-    found = json.loads(out)
-    assert code == 1 and found["images"] == 4
+    found = json.loads(run("list", "--damaged", "photos", "--json", code=1)[0])
+    assert found["images"] == 4
     assert sorted(found["errors"]) == ["photos/cat/b.png", "photos/cat/raw.cr2"]
     assert "can't be decoded" in found["errors"]["photos/cat/b.png"]
 
 
-def test_evaluate(run, tiny_file, small_set, tmp_path):
-    expected = kv.evaluate(keras.saving.load_model(tiny_file), str(small_set))
-    code, out, err = run("evaluate", tiny_file, small_set, "--json")
-    assert code == 0, err
-    assert json.loads(out) == pytest.approx(expected)
-    assert f"{expected['loss']:.4f}" in run("evaluate", tiny_file, small_set)[1]
+def test_evaluate(run, tiny_file, tiny_model, small_set, tmp_path):
+    evaluate = "evaluate", tiny_file, small_set, "--json"
+    expected = kv.evaluate(tiny_model, str(small_set))
+    assert json.loads(run(*evaluate)[0]) == pytest.approx(expected)
+    assert f"{expected['loss']:.4f}" in run("evaluate", tiny_file, small_set)[0]
 
-    code, out, err = run(
-        "evaluate", tiny_file, small_set, "--json", "--crop-ratio", 0.9,
-        "--confusion", "classes.png", "--per-class", "classes.csv",
-    )  # fmt: skip
-    assert code == 0, err
-    measures = json.loads(out)
-    assert measures["crop_ratio"] == 0.9
-    assert 0 <= measures["class_accuracy"] <= 1
+    files = "--confusion", "classes.png", "--per-class", "classes.csv"
+    found = json.loads(run(*evaluate, "--crop-ratio", 0.9, *files)[0])
+    assert found["crop_ratio"] == 0.9
+    assert 0 <= found["class_accuracy"] <= 1
     lines = (tmp_path / "classes.csv").read_text().splitlines()
     assert [line.split(",")[:2] for line in lines[1:]] == [["dark", "8"], ["bright", "8"]]
     assert (tmp_path / "classes.png").read_bytes().startswith(b"\x89PNG")
-    ratios = "--crop-ratio", 1, "--crop-ratio", 1.1
-    rows = json.loads(run("evaluate", tiny_file, small_set, "--json", *ratios)[1])
+    rows = json.loads(run(*evaluate, "--crop-ratio", 1, "--crop-ratio", 1.1)[0])
     assert [row["crop_ratio"] for row in rows] == [1, 1.1]
 
     words = [f"--perturb={one}" for one in ("occlude=0", "occlude=0.5", "fgsm=4/255")]
-    code, out, err = run("evaluate", tiny_file, small_set, "--json", *words)
-    assert code == 0, err
-    rows = json.loads(out)
+    rows = json.loads(run(*evaluate, *words)[0])
     kinds = [(row["perturbation"], row["strength"]) for row in rows]
     assert kinds == [("none", 0), ("occlude", 0), ("occlude", 0.5), ("fgsm", 4 / 255)]
     assert rows[0]["accuracy"] == rows[1]["accuracy"] == expected["accuracy"]
     assert rows[3]["accuracy"] <= expected["accuracy"]
 
 
-def test_explore(run, tiny_file, tmp_path):
-    Image.fromarray(np.full((20, 30, 3), 220, "uint8")).save("a.png")
-    code, out, err = run("explore", tiny_file, "a.png", "-o", "page.html")
-    page = tmp_path / "page.html"
-    assert code == 0, err
+def test_explore(run, tiny_file, gray, tmp_path):
+    gray("a.png")
+    words, page = ("explore", tiny_file, "a.png", "-o", "page.html"), tmp_path / "page.html"
+    out, _ = run(*words)
     assert out == f"Wrote page.html, {page.stat().st_size / 1e6:.1f} MB.\n"
-    assert "a.png" in page.read_text("utf-8") and 'data-maps="0/0/before"' in page.read_text(
-        "utf-8"
-    )
-    chosen = ("--blocks", "blocks_token_only_0", "--heads", "mean", "--overwrite")
-    code, _, err = run("explore", tiny_file, "a.png", "-o", "page.html", *chosen)
-    assert code == 0, err
+    text = page.read_text("utf-8")
+    assert "a.png" in text and 'data-maps="0/0/before"' in text
+    run(*words, "--blocks", "blocks_token_only_0", "--heads", "mean", "--overwrite")
     assert 'data-maps="0/0/' not in page.read_text("utf-8")
 
 
-def test_export_imports_modules_with_custom_layers(run, tmp_path, monkeypatch):
+@pytest.fixture
+def exported(monkeypatch):
+    """What `export` is called with: the model and the options."""
+    given = {}
+
+    def export(model, path, format, **options):
+        given.update(options, model=model, format=format)
+        return kv.export.Exported(path, 1e-6, format, size=10**6, latency_ms=2.0)
+
+    monkeypatch.setattr("keras_vitx.api.export", export)
+    return given
+
+
+def test_export_imports_modules_with_custom_layers(run, exported, tmp_path, monkeypatch):
     (tmp_path / "own_layers.py").write_text(
         "import keras\n\n"
         "@keras.saving.register_keras_serializable('own_layers')\n"
         "class Own(keras.layers.Identity):\n    pass\n"
     )
-    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
-    images = keras.Input((8, 8, 3))
-    own = importlib.import_module("own_layers").Own()
-    keras.Model(images, own(images)).save(tmp_path / "own.keras")
+    with monkeypatch.context() as patched:
+        patched.syspath_prepend(tmp_path)
+        images = keras.Input((8, 8, 3))
+        own = importlib.import_module("own_layers").Own()
+        keras.Model(images, own(images)).save(tmp_path / "own.keras")
     # As in a new process, in which neither the class nor its module is known.
-    monkeypatch.setattr(sys, "path", sys.path[:-1])
     monkeypatch.delitem(sys.modules, "own_layers")
     del keras.saving.get_custom_objects()["own_layers>Own"]
-
-    def export(network, path, format, imports, **options):
-        assert type(network.layers[-1]).__name__ == "Own" and list(imports) == ["own_layers"]
-        return kv.export.Exported(path, None, format)
-
-    monkeypatch.setattr("keras_vitx.api.export", export)
-    code, _, err = run("export", "own.keras", "exported")
-    assert code == 2 and "Own" in err
-    code, out, err = run("export", "own.keras", "exported", "--import", "own_layers")
-    assert code == 0 and "exported" in out, err
+    assert "Own" in run("export", "own.keras", "exported", code=2)[1]
+    assert "exported" in run("export", "own.keras", "exported", "--import", "own_layers")[0]
+    assert type(exported["model"].layers[-1]).__name__ == "Own"
+    assert list(exported["imports"]) == ["own_layers"]
 
 
-def test_export_passes_its_options_on(run, tiny_file, monkeypatch):
-    given = {}
-
-    def export(network, path, format, **options):
-        given.update(options, format=format)
-        return kv.export.Exported(path, 1e-6, format, size=10**6, latency_ms=2.0)
-
-    monkeypatch.setattr("keras_vitx.api.export", export)
-    code, out, err = run(
+def test_export_passes_its_options_on(run, exported, tiny_file):
+    out, _ = run(
         "export", tiny_file, "model.onnx", "--preprocessing", "--pixels", "40x48", "--logits",
         "--precision", "bfloat16", "--no-fuse", "--no-verify",
     )  # fmt: skip
-    assert code == 0, err
     options = {"format": "onnx", "preprocessing": (40, 48), "outputs": "logits", "fuse": False}
     options |= {"precision": "bfloat16", "verify": False}
-    assert options.items() <= given.items()
+    assert options.items() <= exported.items()
     assert "onnx: model.onnx, 1.0 MB" in out and "within 1.0e-06" in out
-    code, out, _ = run("export", tiny_file, "model", "--image-size", "24x16", "--serving", 3)
-    assert code == 0 and "image_bytes" in out
+    out, _ = run("export", tiny_file, "model", "--image-size", "24x16", "--serving", 3)
+    assert "image_bytes" in out
     options = {"format": "saved_model", "image_sizes": [(24, 16)], "serving": 3}
-    assert options.items() <= given.items()
+    assert options.items() <= exported.items()
 
 
 LIGHT = """

@@ -10,6 +10,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 
 import keras_vitx as kv
+from keras_vitx.weights import save_safetensors, to_checkpoint
 
 pytestmark = pytest.mark.backend_free
 
@@ -18,16 +19,21 @@ pytestmark = pytest.mark.backend_free
 def convert(run):
     """Convert weights of CaiT_Mini; return the report, with one line per fact."""
 
-    def convert(file, output, *options):
-        code, out, err = run("convert", file, "--model", "CaiT_Mini", "-o", output, *options)
-        assert code == 0, err
-        return out
+    def convert(file, output, *options, model="CaiT_Mini"):
+        return run("convert", file, "--model", model, "-o", output, *options)[0]
 
     return convert
 
 
 def digest(path):
     return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def check_weights(path, model):
+    """Check that a safetensors file holds the weights of a model."""
+    found = load_file(path)
+    for name, array in to_checkpoint(model).items():
+        np.testing.assert_array_equal(found[name], array, err_msg=name)
 
 
 def test_from_pytorch_and_back(timm, convert, tmp_path):
@@ -46,20 +52,19 @@ def test_from_pytorch_and_back(timm, convert, tmp_path):
     convert("ours.safetensors", "ours.pth")
 
     images = numbers((2, 32, 32, 3))
+    channels_first = torch.from_numpy(images).permute(0, 3, 1, 2)
     with torch.no_grad():
-        expected = peer(torch.from_numpy(images).permute(0, 3, 1, 2)).numpy()
+        expected = peer(channels_first).numpy()
     model = keras.saving.load_model(tmp_path / "ours.keras")
     model.get_layer("head").activation = None
     close(keras.ops.convert_to_numpy(model(images, training=False)), expected)
-    state = peer.state_dict()
-    returned = torch.load(tmp_path / "ours.pth", weights_only=True)
-    assert list(returned) and returned.keys() == state.keys()
+    state, returned = peer.state_dict(), torch.load(tmp_path / "ours.pth", weights_only=True)
+    assert returned and returned.keys() == state.keys()
     assert all(torch.equal(returned[name], state[name]) for name in state)
     other = timm.models.cait.Cait(**arguments).eval()
     timm.models.load_checkpoint(other, str(tmp_path / "ours.safetensors"), strict=True)
     with torch.no_grad():
-        found = other(torch.from_numpy(images).permute(0, 3, 1, 2)).numpy()
-    np.testing.assert_array_equal(found, expected)
+        np.testing.assert_array_equal(other(channels_first).numpy(), expected)
 
 
 def test_metadata_of_our_safetensors(convert, tmp_path):
@@ -81,22 +86,20 @@ def test_classes_and_images_are_read_from_the_file(convert, tmp_path, suffix):
     convert("first.keras", f"second{suffix}")
     said = convert(f"second{suffix}", "third.safetensors")
     assert "48 x 48 x 1" in said and "kept, 3 classes" in said and "as they were, 12 x 12" in said
-    found = load_file(tmp_path / "third.safetensors")
-    for name, array in kv.weights.to_checkpoint(model).items():
-        np.testing.assert_array_equal(found[name], array, err_msg=name)
+    check_weights(tmp_path / "third.safetensors", model)
 
 
 @pytest.mark.parametrize("form", [".safetensors", ".weights.h5", ""])
 def test_a_rectangle_is_read_from_our_own_files(convert, tmp_path, form):
     # 4 x 16 and 8 x 8 are the same number of patches.
-    model = kv.CaiT_Mini(input_shape=(16, 64, 3))
+    model, path = kv.CaiT_Mini(input_shape=(16, 64, 3)), tmp_path / f"wide{form}"
     if form == ".safetensors":
-        kv.weights.save_safetensors(model, tmp_path / "wide.safetensors")
+        save_safetensors(model, path)
     elif form == ".weights.h5":
-        model.save_weights(tmp_path / "wide.weights.h5")
+        model.save_weights(path)
     else:
-        model.save(tmp_path / "wide", zipped=False)
-    said = convert(f"wide{form}", "wide.keras")
+        model.save(path, zipped=False)
+    said = convert(path, "wide.keras")
     assert "16 x 64 x 3" in said and "as they were, 4 x 16" in said
 
 
@@ -123,32 +126,26 @@ def test_without_head(convert, tmp_path):
         (kv.Mixer, {"dim": 8, "depth": 1}, "none"),
     ],
 )
-def test_other_families(run, tmp_path, monkeypatch, family, arguments, said):
+def test_other_families(convert, tmp_path, monkeypatch, family, arguments, said):
     side = 49 if family is kv.PiT else 48
     model = family(**arguments, input_shape=(side, side, 3), classes=3)
-    plain = {name: v for name, v in arguments.items() if name != "distillation_token"}
-    default = {"input_shape": (48, 48, 3)} if family is kv.Mixer else {}
-    monkeypatch.setitem(
-        kv.models.MODELS, "Tiny", lambda **given: family(**{**plain, **default, **given})
-    )
-    kv.weights.save_safetensors(model, tmp_path / "a.safetensors")
+    size = {"input_shape": (48, 48, 3)} if family is kv.Mixer else {}
+    size |= {name: v for name, v in arguments.items() if name != "distillation_token"}
+    monkeypatch.setitem(kv.models.MODELS, "Tiny", lambda **given: family(**{**size, **given}))
+    save_safetensors(model, tmp_path / "a.safetensors")
     for file, output in (("a.safetensors", "b.keras"), ("b.keras", "c.safetensors")):
-        code, out, err = run("convert", file, "--model", "Tiny", "-o", output)
-        assert code == 0, err
+        out = convert(file, output, model="Tiny")
         assert f"{side} x {side} x 3" in out and "kept, 3 classes" in out and said in out
-    found = load_file(tmp_path / "c.safetensors")
-    for name, array in kv.weights.to_checkpoint(model).items():
-        np.testing.assert_array_equal(found[name], array, err_msg=name)
+    check_weights(tmp_path / "c.safetensors", model)
 
 
-def test_a_checkpoint_with_two_tokens_by_its_name(run, tmp_path, monkeypatch):
-    model = kv.ViT_Ti(distillation_token=True)
-    kv.weights.save_safetensors(model, tmp_path / "model.safetensors")
+def test_a_checkpoint_with_two_tokens_by_its_name(convert, tmp_path, monkeypatch):
+    path = tmp_path / "model.safetensors"
+    save_safetensors(kv.ViT_Ti(distillation_token=True), path)
     loading = sys.modules["keras_vitx.weights.load"]
-    monkeypatch.setattr(loading, "download", lambda address, sha256: tmp_path / "model.safetensors")
+    monkeypatch.setattr(loading, "download", lambda address, sha256: path)
     name = "deit_tiny_distilled_patch16_224.fb_in1k"
-    code, out, err = run("convert", name, "--model", "ViT_Ti", "-o", "deit.keras")
-    assert code == 0, err
+    out = convert(name, "deit.keras", model="ViT_Ti")
     assert "kept, 1000 classes" in out and "as they were, 14 x 14" in out
 
 
@@ -161,9 +158,8 @@ def test_a_failed_write_leaves_what_stood_there(run, tmp_path, monkeypatch):
     words = ("convert", "cifar10", "--model", "CaiT_Mini", "-o", "mine.keras", "--overwrite")
     with monkeypatch.context() as patched:
         patched.setattr(kv.models.Chain, "save", fail)
-        code, _, err = run(*words)
-    assert code == 2 and "the disk is full" in err
+        assert "the disk is full" in run(*words, code=2)[1]
     assert [path.name for path in tmp_path.iterdir()] == ["mine.keras"]
     assert (tmp_path / "mine.keras").read_text() == "precious"
-    assert run(*words)[0] == 0
+    run(*words)
     assert keras.saving.load_model(tmp_path / "mine.keras").class_names[0] == "airplane"

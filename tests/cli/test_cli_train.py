@@ -6,9 +6,7 @@ import os
 import signal
 
 import keras
-import numpy as np
 import pytest
-from PIL import Image
 
 import keras_vitx as kv
 from keras_vitx.cli.train import named_values
@@ -17,69 +15,60 @@ from keras_vitx.training import Recipe, recipes
 pytestmark = pytest.mark.backend_free
 
 
-def test_train_then_predict(run, tiny_file, small_set, tmp_path):
-    code, out, err = run(
-        "train", tiny_file, small_set, "--epochs", 6, "--batch-size", 16, "--learning-rate", 0.01,
-        "--output", "out", "--head", "keep",
-    )  # fmt: skip
-    assert code == 0, err
-    assert "out" in out
-    rows = list(csv.DictReader((tmp_path / "out" / "history.csv").open()))
-    assert len(rows) == 6
-    settings = json.loads((tmp_path / "out" / "run.json").read_text())
-    assert settings["backend"] == keras.backend.backend()
-    assert settings["validation"]["accuracy"] == 1.0
+def facts_of(directory):
+    return json.loads((directory / "run.json").read_text())
 
-    Image.fromarray(np.full((20, 30, 3), 220, "uint8")).save("light.png")
-    Image.fromarray(np.full((40, 20, 3), 30, "uint8")).save("night.jpg")
-    code, out, err = run("predict", "out/best.keras", "light.png", "night.jpg")
-    assert code == 0, err
+
+def epochs_of(directory):
+    return len(list(csv.DictReader((directory / "history.csv").open())))
+
+
+def test_train_then_predict(run, tiny_file, small_set, gray, tmp_path):
+    train = "train", tiny_file, small_set, "--batch-size", 16
+    out, _ = run(
+        *train, "--epochs", 6, "--learning-rate", 0.01, "--output", "out", "--head", "keep"
+    )
+    assert "out" in out and epochs_of(tmp_path / "out") == 6
+    facts = facts_of(tmp_path / "out")
+    assert facts["backend"] == keras.backend.backend()
+    assert facts["validation"]["accuracy"] == 1.0
+
+    gray("light.png", 220, (20, 30))
+    gray("night.jpg", 30, (40, 20))
+    predict = "predict", "out/best.keras", "light.png", "night.jpg"
     # The class names are numbers, because an .npz has no names.
-    lines = [line.split("│") for line in out.splitlines() if "%" in line]
+    lines = [line.split("│") for line in run(*predict)[0].splitlines() if "%" in line]
     first = {cells[1].strip(): cells[2].strip() for cells in lines if cells[1].strip()}
     assert first == {"light.png": "1", "night.jpg": "0"}
-
-    _, out, _ = run("predict", "out/best.keras", "light.png", "night.jpg", "--csv")
-    rows = list(csv.DictReader(out.splitlines()))
+    rows = list(csv.DictReader(run(*predict, "--csv")[0].splitlines()))
     assert [(row["file"], row["class_1"]) for row in rows] == list(first.items())
-    row = rows[0]
-    assert float(row["probability_1"]) + float(row["probability_2"]) == pytest.approx(1, abs=3e-6)
+    probabilities = [float(rows[0][f"probability_{rank}"]) for rank in (1, 2)]
+    assert sum(probabilities) == pytest.approx(1, abs=3e-6)
 
-    code, _, err = run("train", tiny_file, small_set, "--output", "out")
-    assert code == 2 and "already exists" in err
+    assert "already exists" in run(*train, "--output", "out", code=2)[1]
 
-    code, _, err = run(
-        "train", tiny_file, small_set, "--teacher", "out/best.keras", "--set", "temperature=2",
-        "--set", "distillation=soft", "--batch-size", 16, "--epochs", 1, "--output", "taught",
-        "--fraction", 0.5,
+    run(
+        *train, "--teacher", "out/best.keras", "--set", "temperature=2", "--epochs", 1,
+        "--set", "distillation=soft", "--output", "taught", "--fraction", 0.5,
     )  # fmt: skip
-    assert code == 0, err
-    settings = json.loads((tmp_path / "taught" / "run.json").read_text())
-    assert settings["train_images"] == 22
-    assert settings["teacher"] and settings["recipe"]["targets"]["temperature"] == 2
+    facts = facts_of(tmp_path / "taught")
+    assert facts["train_images"] == 22
+    assert facts["teacher"] and facts["recipe"]["targets"]["temperature"] == 2
 
 
 def test_values_of_settings():
-    assert named_values(None, "--set") == {}
-    for word, name, value in (
-        ("epochs=3", "epochs", 3),
-        ("clip_norm=none", "clip_norm", None),
-        ("scale=0.5,1", "scale", (0.5, 1)),
-        ("decay = constant", "decay", "constant"),
-        ("remat=True", "remat", True),
-    ):
-        assert named_values([word], "--set") == {name: value}
-    assert named_values(["a=1", "b=2"], "--set") == {"a": 1, "b": 2}
+    words = ["epochs=3", "clip_norm=none", "scale=0.5,1", "decay = constant", "remat=True"]
+    values = {"epochs": 3, "clip_norm": None, "scale": (0.5, 1), "decay": "constant", "remat": True}
+    assert named_values(None, "--set") == {} and named_values(words, "--set") == values
 
 
 def test_a_short_trial_with_changes(run, tiny_file, small_set, tmp_path):
-    code, _, err = run(
+    run(
         "train", tiny_file, small_set, "--recipe", "deit", "--smoke", "--output", "out",
         "--set", "mixup=0.4", "--set", "layer_decay=0.5", "--set", "accumulate_steps=2",
         "--epochs", "30", "--set", "warmup_epochs=0.25",
     )  # fmt: skip
-    assert code == 0, err
-    facts = json.loads((tmp_path / "out" / "run.json").read_text())
+    facts = facts_of(tmp_path / "out")
     changes = dict(mixup=0.4, layer_decay=0.5, accumulate_steps=2, epochs=30, warmup_epochs=0.25)
     expected = recipes.get("deit").replace(**changes).smoke()
     assert Recipe.read(tmp_path / "out") == recipes.get(tmp_path / "out") == expected
@@ -88,9 +77,8 @@ def test_a_short_trial_with_changes(run, tiny_file, small_set, tmp_path):
 
 
 def test_arguments_of_a_size(run, small_set, tmp_path):
-    size = ["train", "CaiT_Mini", small_set, "--with", "dim=16", "--with", "depth=1"]
-    code, _, err = run(*size, "--with", "num_heads=2", "--smoke", "--output", "out")
-    assert code == 0, err
+    size = [f"--with={word}" for word in ("dim=16", "depth=1", "num_heads=2")]
+    run("train", "CaiT_Mini", small_set, *size, "--smoke", "--output", "out")
     model = kv.load(tmp_path / "out" / "best.keras")
     assert model.get_layer("patch_embed").output.shape[-1] == 16
 
@@ -100,67 +88,53 @@ def test_a_stopped_run_is_resumed(run, tiny_file, small_set, tmp_path, monkeypat
         def on_train_batch_begin(self, batch, logs=None):
             os.kill(os.getpid(), signal.SIGTERM)
 
+    def content():
+        return {path: path.read_bytes() for path in (tmp_path / "out").rglob("*.*")}
+
     fit = kv.fit
     words = "train", tiny_file, small_set, "--epochs", 2, "--batch-size", 16
     with monkeypatch.context() as patched:
         patched.setattr(
             kv, "fit", lambda *a, callbacks, **k: fit(*a, callbacks=[*callbacks, Terminate()], **k)
         )
-        code, _, err = run(*words, "--output", "out", "--head", "keep")
-    assert code == 143
+        _, err = run(*words, "--output", "out", "--head", "keep", code=143)
     assert "train --resume out" in err
-    files = {path: path.read_bytes() for path in (tmp_path / "out").rglob("*.*")}
-    code, _, err = run("train", "--resume", "out", "--batch-size", 8)
-    assert code == 2 and "batch_size was 16, is now 8" in err
-    code, _, err = run("train", tiny_file, "fashion_mnist", "--resume", "out")
-    assert code == 2 and "small.npz" in err and "'fashion_mnist'" in err
-    assert {path: path.read_bytes() for path in (tmp_path / "out").rglob("*.*")} == files
-    code, _, err = run("train", "--resume", "out")
-    assert code == 0, err
-    assert len(list(csv.DictReader((tmp_path / "out" / "history.csv").open()))) == 2
-    assert json.loads((tmp_path / "out" / "run.json").read_text())["finished"]
-    code, out, _ = run("train", "--resume", "out")
-    assert code == 0 and "is finished" in out
+    before = content()
+    _, err = run("train", "--resume", "out", "--batch-size", 8, code=2)
+    assert "batch_size was 16, is now 8" in err
+    _, err = run("train", tiny_file, "fashion_mnist", "--resume", "out", code=2)
+    assert "small.npz" in err and "'fashion_mnist'" in err
+    assert content() == before
+    run("train", "--resume", "out")
+    assert epochs_of(tmp_path / "out") == 2 and facts_of(tmp_path / "out")["finished"]
+    assert "is finished" in run("train", "--resume", "out")[0]
 
 
-@pytest.fixture
-def photos(write_pictures, tmp_path):
-    """A directory of two classes, 12 images of each."""
+def test_the_options_of_a_practitioner(run, tiny_file, write_pictures, gray, tmp_path):
+    photos, out = tmp_path / "photos", tmp_path / "out"
     write_pictures(*(f"photos/{name}/{i}.png" for name in ("dark", "bright") for i in range(12)))
-    return tmp_path / "photos"
-
-
-def test_the_options_of_a_practitioner(run, tiny_file, photos, tmp_path):
-    words = "train", tiny_file, photos, "--batch-size", 8, "--output", "out"
-    code, _, err = run(
-        *words, "--epochs", 2, "--freeze", 1, "--set", "patience=5", "--balanced",
-        "--seed", 5, "--class-weight", "dark=2,bright=0.5", "--validation-split", 0.25,
+    run(
+        "train", tiny_file, photos, "--batch-size", 8, "--output", out, "--epochs", 2,
+        "--freeze", 1, "--set", "patience=5", "--balanced", "--seed", 5,
+        "--class-weight", "dark=2,bright=0.5", "--validation-split", 0.25,
     )  # fmt: skip
-    assert code == 0, err
-    recipe = json.loads((tmp_path / "out" / "run.json").read_text())["recipe"]["schedule"]
-    assert (recipe["freeze_epochs"], recipe["patience"]) == (1, 5)
+    schedule = facts_of(out)["recipe"]["schedule"]
+    assert (schedule["freeze_epochs"], schedule["patience"]) == (1, 5)
 
     # More epochs for a finished run.
-    code, out, _ = run("train", "--resume", "out")
-    assert code == 0 and "is finished" in out
-    code, _, err = run("train", "--resume", "out", "--epochs", 3)
-    assert code == 0, err
-    assert len(list(csv.DictReader((tmp_path / "out" / "history.csv").open()))) == 3
-    code, out, _ = run("train", "--resume", "out")
-    assert code == 0 and "is finished" in out
+    assert "is finished" in run("train", "--resume", out)[0]
+    run("train", "--resume", out, "--epochs", 3)
+    assert epochs_of(out) == 3
+    assert "is finished" in run("train", "--resume", out)[0]
 
     # The images that the run held out, also after one more photo; of another directory, all.
-    names = (tmp_path / "out" / "held_out.txt").read_text().splitlines()
-    assert len(names) == 6
-    Image.fromarray(np.full((30, 30, 3), 200, "uint8")).save(photos / "bright" / "a.png")
-    evaluate = "evaluate", "out/best.keras"
-    code, out, err = run(*evaluate, photos, "--json", "--scores", "--wrong", "wrong.png")
-    assert code == 0, err
-    found = json.loads(out)
+    assert len((out / "held_out.txt").read_text().splitlines()) == 6
+    gray(photos / "bright" / "a.png", 200, (30, 30))
+    evaluate = "evaluate", out / "best.keras"
+    found = run(*evaluate, photos, "--json", "--scores", "--wrong", "wrong.png")[0]
+    found = json.loads(found)
     assert (found["split"], found["images"]) == ("validation", 6)
     assert {"precision", "recall", "f1", "auc"} <= found.keys()
     assert (tmp_path / "wrong.png").stat().st_size > 1000
     other = photos.rename(tmp_path / "others")
-    code, out, err = run(*evaluate, other, "--json")
-    assert code == 0, err
-    assert json.loads(out)["images"] == 25
+    assert json.loads(run(*evaluate, other, "--json")[0])["images"] == 25

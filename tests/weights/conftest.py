@@ -1,22 +1,19 @@
-from pathlib import Path
+import shutil
 
-import numpy as np
 import pytest
-from safetensors.numpy import load_file
-from tiny import make_tiny, weights_of
+from harness import FAMILIES, GOLDEN, GOLDEN_CASES
+from huggingface_hub import constants
+from safetensors.numpy import load_file, save_file
+from tiny import COMMIT, NAMES, PREPROCESSING, make_tiny
 
-GOLDEN = Path(__file__).parents[1] / "golden"
-
-
-@pytest.fixture
-def tiny():
-    return make_tiny
+import keras_vitx as kv
+from keras_vitx.weights import to_checkpoint
 
 
 @pytest.fixture(scope="session")
 def golden_model():
     """The model of the golden case with its weights; tests must not change it."""
-    return make_tiny(weights=GOLDEN / "cait.safetensors")
+    return GOLDEN_CASES["cait"]()
 
 
 @pytest.fixture(scope="session")
@@ -35,17 +32,54 @@ def golden_tensors(golden_file):
     return load_file(golden_file)
 
 
+@pytest.fixture(scope="session")
+def saved(tmp_path_factory):
+    """The directory of a tiny CaiT."""
+    model, path = FAMILIES["CaiT"](), tmp_path_factory.mktemp("saved") / "model"
+    model.class_names, model.preprocessing = NAMES, PREPROCESSING
+    kv.save(model, path)
+    return path
+
+
 @pytest.fixture
-def same_weights():
-    """Check that the weights of two models are equal, except paths that start with `but`."""
+def directory(saved, tmp_path):
+    """A copy of a saved model, for tests that change it."""
+    return shutil.copytree(saved, tmp_path / "spoilt")
 
-    def check(one, other, but="\0"):
-        one, other = (
-            {name: array for name, array in weights_of(model).items() if not name.startswith(but)}
-            for model in (one, other)
-        )
-        assert one.keys() == other.keys() and len(one) > 50
-        for name in one:
-            np.testing.assert_array_equal(one[name], other[name], err_msg=name)
 
-    return check
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """An offline hub; returns a function that puts a directory or a file into its cache."""
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+
+    def put(repository, source, file="model.safetensors", blob="abc123"):
+        cache = tmp_path / "hub" / f"models--{repository.replace('/', '--')}"
+        (cache / "refs").mkdir(parents=True)
+        (cache / "refs" / "main").write_text(COMMIT)
+        snapshot = cache / "snapshots" / COMMIT
+        if source.is_dir():
+            shutil.copytree(source, snapshot)
+            return cache
+        blob = cache / "blobs" / blob
+        for path in (blob, snapshot / file):
+            path.parent.mkdir(parents=True)
+        shutil.copyfile(source, blob)
+        (snapshot / file).symlink_to(blob)
+        return blob
+
+    return put
+
+
+@pytest.fixture
+def file_of(tmp_path):
+    """Write tensors, or a model's weights under the public names, and nothing about the model."""
+
+    def write(tensors, **more):
+        if not isinstance(tensors, dict):
+            tensors = to_checkpoint(tensors)
+        path = tmp_path / "plain.safetensors"
+        save_file(tensors | more, path)
+        return path
+
+    return write

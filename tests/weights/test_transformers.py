@@ -3,12 +3,10 @@
 import keras
 import numpy as np
 import pytest
-from harness import array, close, numbers
-from safetensors.numpy import load_file, save_file
+from harness import array, close, numbers, randomize, same_weights
 
 import keras_vitx as kv
 from keras_vitx.layers import MLP, Attention, ContextBroadcasting, HeadMixing
-from keras_vitx.weights import to_checkpoint
 
 SMALL = {"dim": 24, "depth": 2, "num_heads": 3, "patch_size": 8, "input_shape": (32, 32, 3)}
 COMMON = {
@@ -35,31 +33,24 @@ NETWORKS = {
 }
 
 
-@pytest.fixture(scope="module", params=NETWORKS)
-def written(request, tmp_path_factory, timm):
-    """A directory that Transformers wrote, its images and outputs, and our arguments."""
+@pytest.mark.parametrize("network", NETWORKS)
+def test_transformers_directory(network, tmp_path, timm):
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
-    kind, extra, ours = NETWORKS[request.param]
+    kind, extra, ours = NETWORKS[network]
     kind = getattr(transformers, kind)
     torch.manual_seed(0)
-    model = kind(kind.config_class(**COMMON, **extra)).eval()
+    theirs = kind(kind.config_class(**COMMON, **extra)).eval()
     with torch.no_grad():
-        for parameter in model.parameters():
+        for parameter in theirs.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
         images = torch.randn(2, 3, 32, 32)
-        outputs = model(images)
-    outputs = getattr(outputs, "logits", getattr(outputs, "last_hidden_state", None))
-    path = tmp_path_factory.mktemp(request.param)
-    model.save_pretrained(path)
-    return path, images.permute(0, 2, 3, 1).numpy(), outputs.numpy(), ours
-
-
-def test_transformers_directory(written):
-    path, images, outputs, arguments = written
-    for weights in (path, path / "model.safetensors"):
-        model = kv.ViT(**SMALL, **arguments, classifier_activation=None, weights=weights)
-        close(array(model(images, training=False)), outputs)
+        expected = theirs(images)
+    expected = getattr(expected, "logits", getattr(expected, "last_hidden_state", None)).numpy()
+    theirs.save_pretrained(tmp_path)
+    for weights in (tmp_path, tmp_path / "model.safetensors"):
+        model = kv.ViT(**SMALL, **ours, classifier_activation=None, weights=weights)
+        close(array(model(images.permute(0, 2, 3, 1).numpy(), training=False)), expected)
 
 
 def test_transformers_directory_without_weights(tmp_path):
@@ -73,12 +64,15 @@ def vit(**changes):
 
 
 @pytest.fixture
-def file(tmp_path):
+def plain():
     model = vit()
-    for variable in model.variables:
-        variable.assign(numbers(variable.shape, seed=len(variable.path), scale=0.4))
-    save_file(to_checkpoint(model), tmp_path / "model.safetensors")
-    return tmp_path / "model.safetensors", model
+    randomize(model, 0.4)
+    return model
+
+
+@pytest.fixture
+def path(plain, file_of):
+    return file_of(plain)
 
 
 def talking(start):
@@ -108,8 +102,7 @@ MODIFICATIONS = {
 
 
 @pytest.mark.parametrize("name", MODIFICATIONS)
-def test_modifications_that_change_nothing_at_the_start(file, caplog, name):
-    path, plain = file
+def test_modifications_that_change_nothing_at_the_start(plain, path, caplog, name):
     images, changes = numbers((2, 32, 32, 3)), MODIFICATIONS[name]()
     with pytest.raises(ValueError, match="missing from the file"):
         vit(**changes, weights=path)
@@ -118,54 +111,36 @@ def test_modifications_that_change_nothing_at_the_start(file, caplog, name):
     assert "variables start anew" in caplog.text
 
 
-def test_strict_loading_refuses_a_modification(file):
-    with pytest.raises(ValueError, match=r"2 missing from the file: .*mix\.weight"):
-        vit(attention=talking("identity"), weights=file[0])
-
-
-def test_a_file_without_a_classifier_starts_one_if_asked(caplog, tmp_path):
-    headless, path = vit(include_top=False), tmp_path / "headless.weights.h5"
-    headless.save_weights(path)
-    with pytest.raises(ValueError, match="strict=False, which starts one"):
-        vit(weights=path, classes=5)
-    model = vit(weights=path, classes=5, strict=False)
-    assert "2 variables start anew (head" in caplog.text and model.output_shape == (None, 5)
-
-
-def test_what_starts_anew_is_named(file, caplog):
-    path, plain = file
+def test_what_starts_anew_is_named(plain, path, caplog):
     images = numbers((2, 32, 32, 3))
-    vit(attention=talking("identity"), weights=path, strict=False)
-    assert "2 variables start anew (blocks.0.attn.mix.weight, blocks.1" in caplog.text
+    with pytest.raises(ValueError, match=r"2 missing from the file: .*mix\.weight"):
+        vit(attention=talking("identity"), weights=path)
     changed = vit(attention=talking("ones"), weights=path, strict=False)
+    assert "2 variables start anew (blocks.0.attn.mix.weight, blocks.1" in caplog.text
     assert np.abs(array(changed(images)) - array(plain(images))).max() > 1e-4
 
 
-def test_what_the_model_lacks_is_left_out_and_named(file, caplog, tmp_path):
-    path, plain = file
-    arrays = load_file(path) | {"extra.weight": np.zeros(3, "float32")}
-    save_file(arrays, tmp_path / "more.safetensors")
-    model = vit(weights=tmp_path / "more.safetensors", strict=False)
-    assert (
-        "0 variables start anew (none); 1 arrays of the file are left out (extra.w" in caplog.text
-    )
-    for ours, theirs in zip(model.weights, plain.weights, strict=True):
-        np.testing.assert_array_equal(array(ours), array(theirs))
-
-
-def test_other_shapes_and_other_networks_are_errors_still(file, tmp_path):
-    with pytest.raises(ValueError, match="of another shape"):
-        kv.ViT(**SMALL | {"dim": 48}, classes=5, weights=file[0], strict=False)
-    save_file({"a.weight": np.zeros((3, 3), "float32")}, tmp_path / "other.safetensors")
-    with pytest.raises(ValueError, match="doesn't fit"):
-        vit(weights=tmp_path / "other.safetensors", strict=False)
-
-
-def test_a_headless_file_starts_the_head(file, tmp_path):
-    arrays = {name: one for name, one in load_file(file[0]).items() if "head" not in name}
-    save_file(arrays, tmp_path / "bare.safetensors")
-    with pytest.raises(ValueError, match="no classifier"):
-        vit(weights=tmp_path / "bare.safetensors")
-    model = vit(weights=tmp_path / "bare.safetensors", strict=False)
+@pytest.mark.parametrize("suffix", [".safetensors", ".weights.h5"])
+def test_a_file_without_a_classifier_starts_one_if_asked(file_of, tmp_path, caplog, suffix):
+    headless, path = vit(include_top=False), tmp_path / "headless.weights.h5"
+    headless.save_weights(path)
+    path = path if suffix == ".weights.h5" else file_of(headless)
+    with pytest.raises(ValueError, match=r"no classifier.*strict=False, which starts one"):
+        vit(weights=path)
+    model = vit(weights=path, strict=False)
+    assert "2 variables start anew (head" in caplog.text and model.output_shape == (None, 5)
     assert model.head_loaded is False
-    assert isinstance(model, keras.Model)
+
+
+def test_what_the_model_lacks_is_left_out_and_named(plain, file_of, caplog):
+    path = file_of(plain, **{"extra.weight": np.zeros(3, "float32")})
+    same_weights(vit(weights=path, strict=False), plain)
+    said = "0 variables start anew (none); 1 arrays of the file are left out (extra.w"
+    assert said in caplog.text
+
+
+def test_other_shapes_and_other_networks_are_errors_still(path, file_of):
+    with pytest.raises(ValueError, match="of another shape"):
+        vit(dim=48, weights=path, strict=False)
+    with pytest.raises(ValueError, match="doesn't fit"):
+        vit(weights=file_of({"a.weight": np.zeros((3, 3), "float32")}), strict=False)

@@ -17,20 +17,13 @@ import h5py
 import keras
 import numpy as np
 import pytest
-from harness import numbers
+from harness import FORMATS, numbers, same_weights, save
 from safetensors import safe_open
 from safetensors.numpy import save_file
-from tiny import SAVERS, make_tiny, weights_of
+from tiny import make_tiny, positions_of
 
 import keras_vitx as kv
-from keras_vitx.weights import (
-    load_weights,
-    resample,
-    resolve,
-    save_safetensors,
-    save_torch,
-    to_checkpoint,
-)
+from keras_vitx.weights import load_weights, resample, save_safetensors, save_torch, to_checkpoint
 
 pytestmark = pytest.mark.backend_free
 
@@ -114,10 +107,7 @@ TORCH_FILES = {
     },
     "net": lambda torch, s: prefixed(s, "net."),
     "module.model": lambda torch, s: {"weights": prefixed(s, "module.model.")},
-    "averaged": lambda torch, s: {
-        "n_averaged": torch.tensor(3),
-        **prefixed(s, "module."),
-    },
+    "averaged": lambda torch, s: {"n_averaged": torch.tensor(3), **prefixed(s, "module.")},
     "lightning": lambda torch, s: {
         "state_dict": {**prefixed(s, "backbone."), "criterion.weight": torch.ones(10)},
         "pytorch-lightning_version": "2.5",
@@ -138,11 +128,11 @@ TORCH_FILES = {
         *(("plain", suffix) for suffix in (".pt", ".bin", ".pth.tar", ".ckpt")),
     ],
 )
-def test_torch_files(torch, state, tiny, golden_model, same_weights, tmp_path, content, suffix):
+def test_torch_files(torch, state, golden_model, tmp_path, content, suffix):
     path = tmp_path / f"file{suffix}"
     content = TORCH_FILES[content](torch, state)
     torch.save(content, path, _use_new_zipfile_serialization=suffix != ".old.pth")
-    same_weights(tiny(weights=path), golden_model)
+    same_weights(make_tiny(weights=path), golden_model)
 
 
 @pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
@@ -162,85 +152,86 @@ def test_weights_that_a_file_holds_twice(torch, unused, state, tmp_path, suffix,
         load_weights(unused, path)
 
 
-@pytest.mark.parametrize("whole", [True, False])
-def test_torch_files_of_whole_modules(torch, unused, tmp_path, whole):
-    module = torch.nn.Linear(2, 2)
-    torch.save(module if whole else {"model": module, "epoch": 3}, tmp_path / "file.pth")
-    with pytest.raises(ValueError, match=r"holds.*modules\.linear\.Linear.*state_dict") as caught:
+def script(torch, path):
+    torch.jit.trace(torch.nn.Linear(2, 2), torch.ones(1, 2)).save(path)
+
+
+OTHER_TORCH_FILES = [
+    (r"holds.*modules\.linear\.Linear.*state_dict", lambda t, p: t.save(t.nn.Linear(2, 2), p)),
+    (r"holds.*modules\.linear\.Linear.*", lambda t, p: t.save({"model": t.nn.Linear(2, 2)}, p)),
+    ("not a plain checkpoint", lambda t, p: t.save([1, 2], p)),
+    ("not a plain checkpoint", lambda t, p: t.save({"weight": "text"}, p)),
+    ("not a plain checkpoint", lambda t, p: t.save({"epoch": 3}, p)),
+    (r"protocol is 4.*default", lambda t, p: t.save({"a": t.ones(1)}, p, pickle_protocol=4)),
+    (r"TorchScript.*state_dict", script),
+]
+
+
+@pytest.mark.parametrize(("words", "write"), OTHER_TORCH_FILES)
+def test_torch_files_of_something_else(torch, unused, tmp_path, words, write):
+    write(torch, tmp_path / "file.pth")
+    with pytest.raises(ValueError, match=rf"file\.pth.*{words}") as caught:
         load_weights(unused, tmp_path / "file.pth")
     assert "\x1b" not in str(caught.value)
 
 
-def test_torch_files_that_say_how_to_save_them(torch, unused, state, tmp_path):
-    path = tmp_path / "file.pth"
-    torch.save(state, path, pickle_protocol=4)
-    with pytest.raises(ValueError, match=r"pickle protocol is 4.*default protocol"):
-        load_weights(unused, path)
-    torch.jit.trace(torch.nn.Linear(2, 2), torch.ones(1, 2)).save(path)
-    with pytest.raises(ValueError, match=r"TorchScript.*state_dict"):
-        load_weights(unused, path)
-
-
-def quantized(kind, model, path):
-    if kind == "keras":
+def quantized(model, path):
+    """Write a model's matrices as integers."""
+    if path.suffix == ".h5":
         model.quantize("int8")
-        model.save_weights(path)
-    elif kind == "torch":
-        import torch
-
-        state = {name: torch.tensor(array) for name, array in to_checkpoint(model).items()}
-        for name, value in state.items():
-            if value.ndim == 2:
-                state[name] = torch.quantize_per_tensor(value, 0.1, 0, torch.qint8)
-        torch.save(state, path)
-    else:
-        state = to_checkpoint(model)
-        for name, value in state.items():
-            state[name] = value.astype("int8") if value.ndim == 2 else value
-        save_file(state, path)
+        return model.save_weights(path)
+    state = to_checkpoint(model)
+    if path.suffix == ".safetensors":
+        return save_file(
+            {n: v.astype("int8") if v.ndim == 2 else v for n, v in state.items()}, path
+        )
+    torch = pytest.importorskip("torch")
+    state = {name: torch.tensor(value) for name, value in state.items()}
+    for name, value in state.items():
+        if value.ndim == 2:
+            state[name] = torch.quantize_per_tensor(value, 0.1, 0, torch.qint8)
+    torch.save(state, path)
 
 
 @pytest.mark.parametrize(
-    ("kind", "suffix", "dtype"),
-    [("keras", ".weights.h5", "int8"), ("torch", ".pth", "qint8"), ("", ".safetensors", "I8")],
+    ("suffix", "dtype"), [(".weights.h5", "int8"), (".pth", "qint8"), (".safetensors", "I8")]
 )
-def test_quantized_files_say_so(tiny, unused, tmp_path, kind, suffix, dtype):
-    if kind == "torch":
-        pytest.importorskip("torch")
-    quantized(kind, tiny(), tmp_path / f"m{suffix}")
+def test_quantized_files_say_so(unused, tmp_path, suffix, dtype):
+    quantized(make_tiny(), tmp_path / f"m{suffix}")
     with pytest.raises(ValueError, match=rf"It is quantized \({dtype}\)"):
         load_weights(unused, tmp_path / f"m{suffix}")
 
 
-def test_keras_directories(tiny, golden_model, same_weights, tmp_path):
-    keras.saving.save_model(golden_model, tmp_path / "model", zipped=False)
-    same_weights(tiny(weights=tmp_path / "model"), golden_model)
-    same_weights(kv.load(tmp_path / "model"), golden_model)
+def around(model):
+    """Make a model with another inside."""
     images = keras.Input((32, 32, 3))
-    outer = keras.Model(images, keras.layers.Dense(2)(tiny()(images)))
+    return keras.Model(images, keras.layers.Dense(2)(model(images)))
+
+
+def test_keras_directories(golden_model, tmp_path):
+    keras.saving.save_model(golden_model, tmp_path / "model", zipped=False)
+    same_weights(make_tiny(weights=tmp_path / "model"), golden_model)
+    same_weights(kv.load(tmp_path / "model"), golden_model)
+    outer = around(make_tiny())
     outer.save(tmp_path / "outer", zipped=False)
-    loaded = kv.load(tmp_path / "outer")
-    for one, other in zip(loaded.weights, outer.weights, strict=True):
-        np.testing.assert_array_equal(*(keras.ops.convert_to_numpy(v) for v in (one, other)))
+    same_weights(kv.load(tmp_path / "outer"), outer)
     (tmp_path / "model" / "model.weights.h5").unlink()
     for load in (partial(load_weights, golden_model), kv.load):
         with pytest.raises(ValueError, match=r"holds no model\.weights\.h5"):
             load(tmp_path / "model")
 
 
-def test_a_model_inside_a_file(tiny, golden_model, same_weights, tmp_path):
-    images = keras.Input((32, 32, 3))
-    outer = keras.Model(images, keras.layers.Dense(2)(golden_model(images)))
-    outer.save_weights(tmp_path / "outer.weights.h5")
-    same_weights(tiny(weights=tmp_path / "outer.weights.h5"), golden_model)
+def test_a_model_inside_a_file(golden_model, tmp_path):
+    around(golden_model).save_weights(tmp_path / "outer.weights.h5")
+    same_weights(make_tiny(weights=tmp_path / "outer.weights.h5"), golden_model)
 
 
-def test_sharded_weights(tiny, golden_model, same_weights, tmp_path):
+def test_sharded_weights(golden_model, tmp_path):
     path = tmp_path / "m.weights.json"
     # Shards of 20 kB, which split layers.
     golden_model.save_weights(path, max_shard_size=2e-5)
     assert len(list(tmp_path.glob("*.weights.h5"))) > 5
-    same_weights(tiny(weights=path), golden_model)
+    same_weights(make_tiny(weights=path), golden_model)
     index = json.loads(path.read_text())
     for name, words in (("../m.weights.h5", "refused"), ("absent.weights.h5", "lacks 'absent")):
         index["weight_map"]["/vars"] = ["m_00000.weights.h5", name]
@@ -253,21 +244,14 @@ def test_the_legacy_format_is_refused(unused, tmp_path):
     path = tmp_path / "m.h5"
     checkpoint = keras.callbacks.ModelCheckpoint(path)
     checkpoint.set_model(unused)
-    for save in (unused.save, lambda path: checkpoint.on_epoch_end(0, {})):
+    for write in (unused.save, lambda path: checkpoint.on_epoch_end(0, {})):
         with pytest.raises(ValueError, match=r"`filepath` must end in \.keras.*m\.h5'.*legacy"):
-            save(path)
+            write(path)
     assert not path.exists()
     path.write_bytes(b"x")
     for load in (partial(load_weights, unused), kv.load):
         with pytest.raises(ValueError, match=r"m\.h5.*legacy format"):
             load(path)
-
-
-@pytest.mark.parametrize("content", [[1, 2], {"weight": "text"}, {"epoch": 3}])
-def test_torch_files_of_something_else(torch, unused, tmp_path, content):
-    torch.save(content, tmp_path / "file.pth")
-    with pytest.raises(ValueError, match=r"file\.pth.*not a plain checkpoint"):
-        load_weights(unused, tmp_path / "file.pth")
 
 
 def test_without_torch_the_extra_is_named(unused, tmp_path, monkeypatch):
@@ -278,24 +262,24 @@ def test_without_torch_the_extra_is_named(unused, tmp_path, monkeypatch):
             call(unused, tmp_path / "file.pth")
 
 
-def test_prefixed_safetensors(tiny, golden_model, golden_tensors, same_weights, tmp_path):
-    save_file(prefixed(golden_tensors, "model.module."), tmp_path / "p.safetensors")
-    same_weights(tiny(weights=tmp_path / "p.safetensors"), golden_model)
+def test_prefixed_safetensors(golden_model, golden_tensors, file_of):
+    path = file_of(prefixed(golden_tensors, "model.module."))
+    same_weights(make_tiny(weights=path), golden_model)
 
 
 @pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
-def test_bfloat16(torch, state, tiny, golden_tensors, tmp_path, suffix):
+def test_bfloat16(torch, state, golden_tensors, tmp_path, suffix):
     from safetensors.torch import save_file
 
     path = tmp_path / f"half{suffix}"
     half = {name: value.to(torch.bfloat16) for name, value in state.items()}
     (torch.save if suffix == ".pth" else save_file)(half, path)
-    found = weights_of(tiny(weights=path))["norm/gamma"]
+    found = to_checkpoint(make_tiny(weights=path))["norm.weight"]
     np.testing.assert_allclose(found, golden_tensors["norm.weight"], rtol=1e-2)
 
 
-def test_what_a_file_of_ours_restores(tiny, golden_file, same_weights, tmp_path):
-    model = tiny(weights=golden_file, name="mine")
+def test_what_a_file_of_ours_restores(golden_file, tmp_path):
+    model = make_tiny(weights=golden_file, name="mine")
     model.class_names = tuple("abcdefghij")
     model.preprocessing = {
         "mean": [0.1, 0.2, 0.3],
@@ -305,101 +289,28 @@ def test_what_a_file_of_ours_restores(tiny, golden_file, same_weights, tmp_path)
     }
     path = tmp_path / "ours.safetensors"
     save_safetensors(model, path, metadata={"provenance": "a test"})
-    loaded = tiny(weights=path)
+    loaded = make_tiny(weights=path)
     same_weights(loaded, model)
-    assert tuple(loaded.class_names) == model.class_names
+    assert loaded.class_names == model.class_names
     assert loaded.preprocessing == model.preprocessing
-    other = tiny(weights=path, classes=7)
-    assert other.class_names is None
-    assert other.preprocessing.crop_ratio == 0.875
+    other = make_tiny(weights=path, classes=7)
+    assert other.class_names is None and other.preprocessing.crop_ratio == 0.875
     with safe_open(path, "numpy") as file:
         metadata = file.metadata()
     assert (metadata["provenance"], metadata["format"]) == ("a test", "pt")
     assert (json.loads(metadata["model"]), json.loads(metadata["grid"])) == ("mine", [4, 4])
 
 
-def test_half_the_size(tiny, golden_model, tmp_path):
-    sizes = {}
-    for dtype in ("float16", "float32"):
-        save_safetensors(golden_model, tmp_path / f"{dtype}.safetensors", dtype=dtype)
-        sizes[dtype] = (tmp_path / f"{dtype}.safetensors").stat().st_size
-    assert sizes["float16"] < 0.6 * sizes["float32"]
-    found = weights_of(tiny(weights=tmp_path / "float16.safetensors"))
-    for name, array in weights_of(golden_model).items():
-        assert found[name].dtype == np.float32
-        kept = array if array.ndim < 2 else array.astype("float16")
-        np.testing.assert_array_equal(found[name], kept, err_msg=name)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ({"path": "ours.bin"}, "path"),
-        ({"dtype": "int8"}, "int8"),
-        ({"metadata": {"epoch": 3}}, "metadata.*3"),
-        ({"metadata": {"grid": "[2, 2]"}}, "grid"),
-        ({"dtype": "float16"}, r"head\.weight"),
-    ],
-)
-def test_wrong_arguments_leave_no_file(tiny, tmp_path, monkeypatch, arguments, words):
-    monkeypatch.chdir(tmp_path)
-    model = tiny()
-    kernel = model.get_layer("head").kernel
-    kernel.assign(np.full(kernel.shape, 1e6, "float32"))
-    with pytest.raises(ValueError, match=words):
-        save_safetensors(model, **{"path": "ours.safetensors", **arguments})
-    with pytest.raises(ValueError, match=r"\.pth"):
-        save_torch(model, "ours.safetensors")
-    assert not list(tmp_path.iterdir())
-
-
-ABOUT = {
-    "model": "a",
-    "family": "CaiT",
-    "grid": None,
-    "class_names": None,
-    "preprocessing": {"mean": [0.5] * 3, "std": [0.5] * 3},
-}
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "said"),
-    [
-        ("grid", [0, 4], "`grid`"),
-        ("grid", [float("inf"), 4], "`grid`"),
-        ("grid", "four", "`grid`"),
-        ("class_names", 5, "`class_names`"),
-        ("class_names", [["a"]], "`class_names`"),
-        ("class_names", ["a"], "names 1 classes but has weights for 10"),
-        ("preprocessing", {"std": [0.5] * 3}, "`preprocessing`.*`mean`"),
-        ("preprocessing", {"mean": [0.5] * 3, "std": "abc"}, "`std`"),
-        ("preprocessing", [0.5], "`preprocessing`"),
-        ("model", None, "`model`"),
-    ],
-)
-@pytest.mark.parametrize("kind", ["safetensors", "keras"])
-def test_a_wrong_description(unused, golden_tensors, repacked, tmp_path, kind, key, value, said):
-    about = {**ABOUT, key: value}
-    path = tmp_path / f"m.{kind}"
-    if kind == "safetensors":
-        metadata = {key: json.dumps(value) for key, value in about.items()}
-        save_file(golden_tensors, path, {"library": "keras_vitx", **metadata})
-    else:
-        layers = [{"config": {"grid": about["grid"]}}]
-        repacked(path, {"config": {**about, "name": about["model"], "layers": layers}})
-    with pytest.raises(ValueError, match=rf"m\.{kind}.*{said}") as error:
-        load_weights(unused, path)
-    assert "\n" not in str(error.value) and len(str(error.value)) < 500
-
-
-@pytest.mark.parametrize("grid", [{}, {"grid": "[" * 9999}, {"grid": "four"}])
-def test_damaged_metadata(unused, golden_tensors, tmp_path, grid):
-    metadata = {key: json.dumps(value) for key, value in ABOUT.items() if key != "grid"}
-    save_file(
-        golden_tensors, tmp_path / "m.safetensors", {"library": "keras_vitx"} | metadata | grid
-    )
-    with pytest.raises(ValueError, match=r"m\.safetensors.*metadata can't be used"):
-        load_weights(unused, tmp_path / "m.safetensors")
+def test_float16_has_half_the_size(golden_model, tmp_path):
+    half, whole = tmp_path / "half.safetensors", tmp_path / "whole.safetensors"
+    save_safetensors(golden_model, half, dtype="float16")
+    save_safetensors(golden_model, whole, dtype="float32")
+    assert half.stat().st_size < 0.6 * whole.stat().st_size
+    loaded, expected = make_tiny(weights=half), to_checkpoint(golden_model)
+    assert {variable.dtype for variable in loaded.weights} == {"float32"}
+    for name, found in to_checkpoint(loaded).items():
+        kept = expected[name] if found.ndim < 2 else expected[name].astype("float16")
+        np.testing.assert_array_equal(found, kept, err_msg=name)
 
 
 @pytest.fixture(scope="module")
@@ -424,166 +335,119 @@ def repacked(keras_members):
     return write
 
 
-@pytest.mark.parametrize("config", [[], {}, {"config": []}, {"config": {"layers": 3}}])
-def test_configs_of_no_model(unused, repacked, tmp_path, config):
-    with pytest.raises(ValueError, match=r"m\.keras.*config\.json"):
-        load_weights(unused, repacked(tmp_path / "m.keras", config))
+ABOUT = {
+    "model": "a",
+    "family": "CaiT",
+    "grid": None,
+    "class_names": None,
+    "preprocessing": {"mean": [0.5] * 3, "std": [0.5] * 3},
+}
 
 
-def test_keras_files_are_not_built(
-    golden_model, keras_members, repacked, tiny, same_weights, tmp_path
+def about(**changes):
+    """Return the metadata of a safetensors file and the config of a `.keras` file."""
+    values = {**ABOUT, **changes}
+    layers = [{"config": {"grid": values["grid"]}}]
+    metadata = {"library": "keras_vitx"} | {key: json.dumps(one) for key, one in values.items()}
+    return metadata, {"config": {**values, "name": values["model"], "layers": layers}}
+
+
+NO_GRID = {key: value for key, value in about()[0].items() if key != "grid"}
+DESCRIPTIONS = [
+    ("`grid`", *about(grid=[0, 4])),
+    ("`grid`", *about(grid=[float("inf"), 4])),
+    ("`grid`", *about(grid="four")),
+    ("`class_names`", *about(class_names=5)),
+    ("`class_names`", *about(class_names=[["a"]])),
+    ("names 1 classes but has weights for 10", *about(class_names=["a"])),
+    ("`preprocessing`.*`mean`", *about(preprocessing={"std": [0.5] * 3})),
+    ("`std`", *about(preprocessing={"mean": [0.5] * 3, "std": "abc"})),
+    ("`preprocessing`", *about(preprocessing=[0.5])),
+    ("`model`", *about(model=None)),
+    ("metadata can't be used|config.json", NO_GRID, []),
+    ("metadata can't be used|config.json", NO_GRID | {"grid": "[" * 9999}, {}),
+    ("metadata can't be used|config.json", NO_GRID | {"grid": "four"}, {"config": []}),
+    ("metadata can't be used|config.json", NO_GRID, {"config": {"layers": 3}}),
+]
+
+
+@pytest.mark.parametrize(("said", "metadata", "config"), DESCRIPTIONS)
+@pytest.mark.parametrize("kind", ["safetensors", "keras"])
+def test_a_wrong_description(
+    unused, golden_tensors, repacked, tmp_path, kind, said, metadata, config
 ):
+    path = tmp_path / f"m.{kind}"
+    if kind == "safetensors":
+        save_file(golden_tensors, path, metadata)
+    else:
+        repacked(path, config)
+    with pytest.raises(ValueError, match=rf"m\.{kind}.*({said})") as error:
+        load_weights(unused, path)
+    assert "\n" not in str(error.value) and len(str(error.value)) < 500
+
+
+def test_keras_files_are_not_built(golden_model, keras_members, repacked, tmp_path):
     config = json.loads(keras_members["config.json"])
     # If it were built, an unknown layer would be an error.
     config["config"]["layers"][2]["class_name"] = "Unknown"
     config["config"]["layers"][2]["config"]["dim"] = 1 << 42
     config["config"]["class_names"] = list("abcdefghij")
-    loaded = tiny(weights=repacked(tmp_path / "m.keras", config))
+    loaded = make_tiny(weights=repacked(tmp_path / "m.keras", config))
     same_weights(loaded, golden_model)
     assert tuple(loaded.class_names) == tuple("abcdefghij")
 
 
-@pytest.mark.parametrize("suffix", SAVERS)
-def test_every_format_in_other_models(
-    tiny, golden_model, golden_tensors, same_weights, tmp_path, suffix
-):
-    if suffix == ".pth":
-        pytest.importorskip("torch")
-    path = tmp_path / f"m{suffix}"
-    SAVERS[suffix](golden_model, path)
-    same_weights(tiny(weights=path), golden_model)
-    same_weights(tiny(weights=path, classes=7), golden_model, but="head")
-    same_weights(tiny(weights=path, include_top=False), golden_model, but="head")
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_every_format_in_other_models(golden_model, golden_tensors, tmp_path, suffix):
+    path = save(golden_model, tmp_path / f"m{suffix}")
+    same_weights(make_tiny(weights=path), golden_model)
+    same_weights(make_tiny(weights=path, classes=7), golden_model, but="head")
+    same_weights(make_tiny(weights=path, include_top=False), golden_model, but="head")
     for grid in ((8, 6), (2, 3)):
-        model = tiny(weights=path, input_shape=(8 * grid[0], 8 * grid[1], 3))
-        found = weights_of(model)["pos_embed/embeddings"]
-        np.testing.assert_array_equal(found, resample(golden_tensors["pos_embed"], (4, 4), grid))
+        model = make_tiny(weights=path, input_shape=(8 * grid[0], 8 * grid[1], 3))
+        expected = resample(golden_tensors["pos_embed"], (4, 4), grid)
+        np.testing.assert_array_equal(positions_of(model), expected)
     with pytest.raises(ValueError, match=r"18 missing from the file: blocks[._]3"):
-        tiny(weights=path, depth=4)
+        make_tiny(weights=path, depth=4)
     with pytest.raises(ValueError, match=r"18 not in the model: blocks[._]2"):
-        tiny(weights=path, depth=2)
-
-
-@keras.saving.register_keras_serializable(package="tests")
-class Outer(keras.Model):
-    """Makes a model of the zoo in its `build`."""
-
-    def build(self, input_shape):
-        self.inner = make_tiny()
-        self.inner.build(input_shape)
-
-    def call(self, images):
-        return self.inner(images)
-
-
-def scoped(make, where):
-    if where == "name_scope":
-        with keras.name_scope("outer"), keras.name_scope("inner"):
-            return make()
-    outer = Outer()
-    outer.build((None, 32, 32, 3))
-    return outer.inner
-
-
-@pytest.mark.parametrize("where", ["name_scope", "build"])
-@pytest.mark.parametrize("suffix", SAVERS)
-def test_names_do_not_depend_on_scopes(tiny, golden_model, tmp_path, suffix, where):
-    if suffix == ".pth":
-        pytest.importorskip("torch")
-    path = tmp_path / f"m{suffix}"
-    SAVERS[suffix](golden_model, path)
-    inner = scoped(tiny, where)
-    assert inner.weights[0].path.startswith("outer")
-    load_weights(inner, path)
-    SAVERS[suffix](inner, path)
-    loaded = tiny(weights=path)
-    for one, other in zip(loaded.weights, golden_model.weights, strict=True):
-        np.testing.assert_array_equal(*(keras.ops.convert_to_numpy(v) for v in (one, other)))
-    kv.save(inner, tmp_path / "directory")
-    assert (tmp_path / "directory" / "model.safetensors").exists()
-    assert (
-        to_checkpoint(kv.load(tmp_path / "directory")).keys() == to_checkpoint(golden_model).keys()
-    )
-
-
-@keras.saving.register_keras_serializable(package="tests")
-class Unnamed(keras.layers.Layer):
-    """A user's MLP, whose layers have the names that Keras gives them."""
-
-    def __init__(self, units=24, **kwargs):
-        super().__init__(**kwargs)
-        self.units = units
-        self.wide, self.narrow = keras.layers.Dense(units), keras.layers.Dense(units)
-
-    def build(self, shape):
-        self.wide.build(shape)
-        self.narrow.build(shape)
-
-    def call(self, x):
-        return self.narrow(self.wide(x))
-
-    def get_config(self):
-        return {**super().get_config(), "units": self.units}
-
-
-@pytest.mark.parametrize("suffix", [*SAVERS, "directory"])
-def test_layers_without_names(tiny, tmp_path, suffix):
-    if suffix == ".pth":
-        pytest.importorskip("torch")
-    changes = {"mlp": lambda index: Unnamed(), "depth": 2}
-    model, path = tiny(**changes), tmp_path / f"m{suffix}"
-    (kv.save if suffix == "directory" else SAVERS[suffix])(model, path)
-    loaded = [tiny(weights=path, **changes)]
-    if suffix in ("directory", ".keras"):
-        loaded.append(kv.load(path, {"tests>Unnamed": Unnamed}))
-    for each in loaded:
-        for one, other in zip(each.weights, model.weights, strict=True):
-            np.testing.assert_array_equal(*(keras.ops.convert_to_numpy(v) for v in (one, other)))
+        make_tiny(weights=path, depth=2)
 
 
 @pytest.mark.parametrize("suffix", [".weights.h5", ".keras"])
-def test_keras_files_of_a_trained_model(tiny, same_weights, tmp_path, suffix):
+def test_keras_files_of_a_trained_model(tmp_path, suffix):
     # Such files also contain optimizer and seed generator states. 2 x 8 and 4 x 4 patches are the
     # same number of entries; here the models are equal.
     arguments = {"depth": 1, "input_shape": (16, 64, 3)}
-    model = tiny(drop_path=0.1, **arguments)
+    model = make_tiny(drop_path=0.1, **arguments)
     model.compile(keras.optimizers.AdamW(1e-3), "mse", metrics=["mae"])
     model.fit(numbers((2, 16, 64, 3)), numbers((2, 10)), verbose=0)
-    SAVERS[suffix](model, tmp_path / f"m{suffix}")
-    same_weights(tiny(weights=tmp_path / f"m{suffix}", **arguments), model)
+    same_weights(make_tiny(weights=save(model, tmp_path / f"m{suffix}"), **arguments), model)
 
 
-@pytest.mark.parametrize("suffix", SAVERS)
-@pytest.mark.parametrize("content", [b"", b"<html>no</html>" * 99])
-def test_files_of_another_format(unused, tmp_path, suffix, content):
+def foreign_h5(path):
+    with h5py.File(path, "w") as file:
+        file["vars/kernel"] = np.zeros(3)
+
+
+def foreign_zip(path):
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("readme.txt", "nothing")
+
+
+@pytest.mark.parametrize(
+    ("suffix", "write", "words"),
+    [
+        *((suffix, lambda path: path.write_bytes(b""), "is empty") for suffix in FORMATS),
+        *((suffix, lambda path: path.write_text("<p>no</p>" * 99), "not a") for suffix in FORMATS),
+        (".weights.h5", foreign_h5, r"another architecture"),
+        (".keras", foreign_zip, r"holds no config\.json"),
+    ],
+)
+def test_files_of_another_format(unused, tmp_path, suffix, write, words):
     if suffix == ".pth":
         pytest.importorskip("torch")
     path = tmp_path / f"m{suffix}"
-    path.write_bytes(content)
-    with pytest.raises(ValueError, match=rf"weights=.*{path.name}") as caught:
+    write(path)
+    with pytest.raises(ValueError, match=rf"weights=.*{path.name}.*{words}") as caught:
         load_weights(unused, path)
-    assert "\n" not in str(caught.value) and len(str(caught.value)) < 500
-
-
-def test_foreign_files(unused, tmp_path):
-    with h5py.File(tmp_path / "m.weights.h5", "w") as file:
-        file["vars/kernel"] = np.zeros(3)
-    with pytest.raises(ValueError, match=r"m\.weights\.h5.*another architecture"):
-        load_weights(unused, tmp_path / "m.weights.h5")
-    with zipfile.ZipFile(tmp_path / "m.keras", "w") as file:
-        file.writestr("readme.txt", "nothing")
-    with pytest.raises(ValueError, match=r"m\.keras.*holds no config\.json"):
-        load_weights(unused, tmp_path / "m.keras")
-
-
-def test_paths_that_lead_nowhere(tmp_path):
-    (tmp_path / "directory.keras").mkdir()
-    (tmp_path / "model.onnx").write_bytes(b"x")
-    for path, error, said in (
-        (str(tmp_path / "absent.safetensors"), FileNotFoundError, r"weights='.*absent"),
-        ("absent.pth", FileNotFoundError, "no such file"),
-        (tmp_path / "directory.keras", IsADirectoryError, r"a directory without config\.json"),
-        (tmp_path / "model.onnx", ValueError, r"\.safetensors, \.pth"),
-    ):
-        with pytest.raises(error, match=said):
-            resolve(path)
+    assert len(str(caught.value).splitlines()[0]) < 500

@@ -1,8 +1,8 @@
 """Checkpoints written by timm: at full size, on other grids, and of other channels."""
 
-import keras
 import numpy as np
 import pytest
+from harness import array, close, numbers, same_weights
 
 import keras_vitx as kv
 from keras_vitx.weights import to_checkpoint
@@ -10,7 +10,7 @@ from keras_vitx.weights import to_checkpoint
 # Of names and shapes, alike on every backend; the golden files compare the arithmetic on each.
 pytestmark = pytest.mark.backend_free
 
-TOKEN = {"distillation_token": True}
+TOKEN, TWO = {"distillation_token": True}, {"depth": 2}
 FULL_SIZE = {
     "cait_xxs24_224": (kv.CaiT_XXS24, {}),
     "convit_tiny": (kv.ConViT_Ti, {}),
@@ -20,18 +20,12 @@ FULL_SIZE = {
     "mixer_s16_224": (kv.Mixer_S16, {}),
 }
 # Arguments of timm and of ours, and the number of position embeddings before the patches.
-TWO = {"depth": 2}
 OTHER_GRIDS = {
     "cait_xxs24_224": (kv.CaiT_XXS24, TWO, TWO, 0),
-    "convit_tiny": (
-        kv.ConViT_Ti,
-        {"depth": 3, "local_up_to_layer": 2},
-        {"depth": 3, "local_depth": 2},
-        0,
-    ),
+    "convit_tiny": (kv.ConViT_Ti, TWO | {"local_up_to_layer": 1}, TWO | {"local_depth": 1}, 0),
     "deit_tiny_patch16_224": (kv.ViT_Ti, TWO, TWO, 1),
-    "deit_tiny_distilled_patch16_224": (kv.ViT_Ti, TWO, {**TWO, **TOKEN}, 2),
-    "pit_b_distilled_224": (kv.PiT_B, {"depth": (1, 1, 1)}, {"depths": (1, 1, 1), **TOKEN}, 0),
+    "deit_tiny_distilled_patch16_224": (kv.ViT_Ti, TWO, TWO | TOKEN, 2),
+    "pit_b_distilled_224": (kv.PiT_B, {"depth": (1, 1, 1)}, {"depths": (1, 1, 1)} | TOKEN, 0),
 }
 
 
@@ -59,12 +53,11 @@ def written(timm, tmp_path):
 def check_logits(ours, theirs, size):
     import torch
 
-    images = np.random.default_rng(0).normal(size=(2, *size, 3)).astype("float32")
+    images = numbers((2, *size, 3))
     with torch.no_grad():
         expected = theirs(torch.tensor(images).permute(0, 3, 1, 2)).numpy()
     assert np.abs(expected[0] - expected[1]).max() > 0.1
-    found = keras.ops.convert_to_numpy(ours(images, training=False))
-    assert np.abs(found - expected).max() / np.abs(expected).max() < 1e-4
+    close(array(ours(images, training=False)), expected, 1e-4)
 
 
 @pytest.mark.parametrize("name", FULL_SIZE)
@@ -75,8 +68,8 @@ def test_a_full_size_model_and_back(written, name):
     check_logits(ours, theirs, (224, 224))
     found, state = to_checkpoint(ours), theirs.state_dict()
     assert found.keys() == {key for key in state if not key.endswith("rel_indices")}
-    for key, array in found.items():
-        np.testing.assert_array_equal(array, state[key].numpy(), err_msg=key)
+    for key, values in found.items():
+        np.testing.assert_array_equal(values, state[key].numpy(), err_msg=key)
 
 
 @pytest.mark.parametrize("name", OTHER_GRIDS)
@@ -101,11 +94,8 @@ def test_logits_on_another_grid(timm, written, name):
 
 
 def test_context_broadcasting_starts_from_deit(written):
-    _, path = written("deit_tiny_patch16_224", depth=2)
-    plain = kv.ViT_Ti(weights=path, depth=2)
-    broadcasting = kv.CBViT_Ti(weights=path, depth=2)
-    for one, other in zip(plain.weights, broadcasting.weights, strict=True):
-        np.testing.assert_array_equal(*map(keras.ops.convert_to_numpy, (one, other)))
+    _, path = written("deit_tiny_patch16_224", **TWO)
+    same_weights(kv.ViT_Ti(weights=path, **TWO), kv.CBViT_Ti(weights=path, **TWO))
 
 
 @pytest.mark.parametrize("channels", (1, 2, 4, 7))
@@ -114,6 +104,6 @@ def test_other_channels_as_timm_has_them(timm, written, channels):
     kernel = theirs.state_dict()["patch_embed.proj.weight"]
     kernel = timm.models._manipulate.adapt_input_conv(channels, kernel)
     model = kv.ViT_Ti(weights=path, depth=1, input_shape=(224, 224, channels))
-    found = keras.ops.convert_to_numpy(model.weights[0])
-    np.testing.assert_allclose(found, kernel.permute(2, 3, 1, 0).numpy(), rtol=1e-6, atol=1e-7)
+    expected = kernel.permute(2, 3, 1, 0).numpy()
+    np.testing.assert_allclose(array(model.weights[0].value), expected, rtol=1e-6, atol=1e-7)
     assert len(model.preprocessing.mean) == channels

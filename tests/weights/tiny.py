@@ -1,33 +1,26 @@
-"""The model of the golden case of CaiT, and the ways to write and read weights."""
+"""The model of the golden case of CaiT, and changes of saved ones."""
 
-import keras
-import numpy as np
+import json
+
+from harness import GOLDEN_CASES, array
 
 import keras_vitx as kv
-from keras_vitx.weights import save_safetensors, save_torch
 
-SAVERS = {
-    ".safetensors": save_safetensors,
-    ".pth": save_torch,
-    ".weights.h5": keras.Model.save_weights,
-    ".keras": keras.Model.save,
-}
-"""Functions that write the weights of a model, by suffix."""
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+NAMES = tuple("abcde")
+PREPROCESSING = kv.Preprocessing([0.1, 0.2, 0.3], [0.5, 0.5, 0.25], 0.875, "bilinear")
 
 
 def make_tiny(**changes):
     """Make the model of the golden case, with changed arguments."""
-    arguments = {
-        "dim": 24,
-        "depth": 3,
-        "num_heads": 4,
-        "patch_size": 8,
-        "input_shape": (32, 32, 3),
-        "classes": 10,
-        "classifier_activation": None,
-    }
-    return kv.CaiT(**{**arguments, **changes})
+    return GOLDEN_CASES["cait"](**{"weights": None, **changes})
 
 
-def weights_of(model):
-    return {v.path: np.array(keras.ops.convert_to_numpy(v.value)) for v in model.weights}
+def edit(directory, change):
+    """Change the config in a directory by a function of it, which returns it or changes it."""
+    content = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(change(content) or content))
+
+
+def positions_of(model):
+    return array(model.get_layer("pos_embed").embeddings.value)

@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from html import escape
-from numbers import Integral
+from numbers import Integral, Real
 from pathlib import Path
 from string import Template
 from typing import Any, Literal
@@ -125,7 +125,9 @@ def explore(
         raise ValueError(f"`names` must be {len(inputs)}, one per image. Received: {len(names)}.")
     measure_names = {name for chart in charts for name in (chart.measure, chart.beside) if name}
     measures = {name: _where_defined(MEASURES[check_measure(name)]) for name in measure_names}
-    limit = int(limit * 1e6)
+    if not (isinstance(limit, Real) and limit > 0):
+        raise ValueError(f"`limit` must be a number above 0. Received: {limit!r}.")
+    limit *= 1e6
     entries = {name: {"name": name} for name in order}
     prefixes = _prefixes(model)
     maps: dict[str, Quantized] = {}
@@ -337,7 +339,7 @@ def _page(metadata: dict[str, Any], maps: dict[str, Quantized]) -> bytes:
     )
 
 
-def _too_large(limit: int, size: int | None = None) -> str:
+def _too_large(limit: float, size: int | None = None) -> str:
     amount = "more" if size is None else f"{size / 1e6:.1f} MB, more"
     return (
         f"The page would have {amount} than the limit of {limit / 1e6:g} MB. Show fewer images, "

@@ -1,0 +1,197 @@
+"""Names, addresses, positions and frozen layers, for any model."""
+
+import copy
+import inspect
+from urllib.parse import quote
+
+import keras
+import numpy as np
+import pytest
+from harness import BACKEND, FAMILIES, FORMATS, randomize, same_weights, save
+from hypothesis import given, reject, settings
+from hypothesis import strategies as st
+
+import keras_vitx as kv
+from keras_vitx.keras_internals import sublayers
+from keras_vitx.weights import load_weights, resample, to_checkpoint
+from keras_vitx.weights.hub import parse
+
+OPTIONS = {
+    "depth": st.integers(1, 3),
+    "class_depth": st.integers(0, 2),
+    "local_depth": st.integers(0, 2),
+    "re_attention_depth": st.integers(0, 2),
+    "shared_depth": st.integers(0, 1),
+    "register_tokens": st.integers(0, 2),
+    "classes": st.integers(1, 12),
+    "input_shape": st.sampled_from(((16, 16, 3), (32, 16, 1), (48, 48, 4))),
+    "layer_scale": st.sampled_from((None, 1e-5)),
+    "map_scale": st.sampled_from((None, "head")),
+    "pooling": st.sampled_from((None, "avg")),
+    **dict.fromkeys(
+        ("conv_stem", "distillation_token", "dense_head", "normalize_maps", "include_top"),
+        st.booleans(),
+    ),
+}
+
+
+@st.composite
+def configured(draw):
+    """A family and options of it."""
+    family = draw(st.sampled_from(sorted(FAMILIES)))
+    known = inspect.signature(getattr(kv, family)).parameters
+    return family, {name: draw(one) for name, one in OPTIONS.items() if name in known}
+
+
+@keras.saving.register_keras_serializable(package="tests")
+class Unnamed(keras.layers.Layer):
+    """A user's MLP, whose layers have the names that Keras gives them."""
+
+    def build(self, shape):
+        self.wide, self.narrow = keras.layers.Dense(shape[-1]), keras.layers.Dense(shape[-1])
+        self.wide.build(shape)
+        self.narrow.build(shape)
+
+    def call(self, x):
+        return self.narrow(self.wide(x))
+
+
+def in_a_name_scope(make):
+    with keras.name_scope("outer"), keras.name_scope("inner"):
+        return make()
+
+
+def in_a_build(make):
+    class Outer(keras.Model):
+        def build(self, shape):
+            self.inner = make()
+
+    outer = Outer()
+    outer.build((None, 16, 16, 3))
+    return outer.inner
+
+
+PLACES = {
+    "alone": lambda make: make(),
+    "after another": lambda make: [make(), make()][1],
+    "in a name scope": in_a_name_scope,
+    "in a build": in_a_build,
+}
+
+
+@pytest.mark.backend_free
+@settings(max_examples=50)
+@given(
+    configured(),
+    st.booleans(),
+    st.sampled_from([*FORMATS, "directory"]),
+    *[st.sampled_from(sorted(PLACES))] * 2,
+)
+def test_names_lead_there_and_back(tmp_path_factory, configured, unnamed, form, place, other_place):
+    family, options = configured
+    if unnamed and family not in ("Mixer", "PiT", "CBPiT"):
+        options["mlp"] = lambda index: Unnamed()
+    try:
+        model, other = (
+            PLACES[one](lambda: FAMILIES[family](**options)) for one in (place, other_place)
+        )
+    except ValueError:  # Options that exclude each other.
+        reject()
+    assert model.weights[0].path.startswith("outer") == place.startswith("in")
+    for seed, layer in enumerate(model.layers[1:]):
+        randomize(layer, 0.1 + seed / 10)
+    path = save(model, tmp_path_factory.mktemp("names") / f"m{form}")
+    load_weights(other, path)
+    same_weights(other, model)
+    assert len(to_checkpoint(model)) == len(model.weights)
+    if form in (".keras", "directory"):
+        loaded = kv.load(path, {"tests>Unnamed": Unnamed})
+        same_weights(loaded, model)
+        assert to_checkpoint(loaded).keys() == to_checkpoint(other).keys()
+    assert form != "directory" or (path / "model.safetensors").exists()
+
+
+NAME = st.from_regex(r"[A-Za-z0-9]{1,8}([._-][A-Za-z0-9]{1,4})?", fullmatch=True)
+PATH = st.lists(st.from_regex(r"\.?[a-zé0-9_+-][a-z.+=,&~()-]{0,4}", fullmatch=True), min_size=1)
+
+
+@pytest.mark.backend_free
+def test_what_an_address_leaves_out():
+    assert parse("hf://owner/repo/") == ("owner/repo", "model.safetensors", None)
+    assert parse("hf://owner/repo@refs/pr/1/m.pth") == ("owner/repo", "m.pth", "refs/pr/1")
+
+
+@pytest.mark.backend_free
+@given(NAME, NAME, st.none() | PATH.map("/".join), PATH.map("/".join))
+def test_any_address_of_a_file_is_read_and_written(owner, name, revision, file):
+    at = "" if revision is None else f"@{quote(revision, safe='')}"
+    address = parse(f"hf://{owner}/{name}{at}/{file}")
+    assert address == (f"{owner}/{name}", file, revision)
+    assert parse(str(address)) == address
+
+
+@pytest.mark.backend_free
+@settings(max_examples=300)
+@given(st.lists(st.text("aZ0.-_+~@%2eF:\\é \n\0", max_size=5), max_size=5).map("/".join))
+def test_any_other_address_is_refused_or_stays_in_the_repository(text):
+    try:
+        address = parse(f"hf://{text}")
+    except ValueError as error:
+        assert "must read" in str(error)
+        return
+    assert parse(str(address)) == address
+    for path in filter(None, address):
+        assert not {"", ".", ".."} & set(path.split("/")) and not set(path) & set("\\:%\0\n")
+
+
+@pytest.mark.backend_free
+@given(*[st.tuples(st.integers(1, 30), st.integers(1, 30))] * 2, st.integers(0, 2))
+def test_positions_are_resampled_as_in_timm(timm, old, new, prefix):
+    import torch
+
+    entries = np.random.default_rng(0).normal(size=(1, prefix + old[0] * old[1], 5))
+    entries = entries.astype("float32")
+    expected = timm.layers.resample_abs_pos_embed(
+        torch.tensor(entries), list(new), list(old), num_prefix_tokens=prefix
+    ).numpy()
+    found = resample(entries, old, new, prefix)
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, expected, atol=0 if old == new else 1e-5)
+    np.testing.assert_array_equal(found[:, :prefix], entries[:, :prefix])
+    # DeiT's code resamples without antialiasing, for which PyTorch has another kernel.
+    patches = torch.tensor(entries[:, prefix:]).reshape(1, *old, -1).permute(0, 3, 1, 2)
+    plain = torch.nn.functional.interpolate(patches, new, mode="bicubic", align_corners=False)
+    found = resample(entries, old, new, prefix, antialias=False)[:, prefix:]
+    np.testing.assert_allclose(found, plain.flatten(2).mT.numpy(), atol=1e-5)
+
+
+def through(save, path):
+    def reload(model, directory):
+        save(model, directory / path)
+        return kv.load(directory / path)
+
+    return reload
+
+
+COPIES = {
+    "kv.save": through(kv.save, "model"),
+    "keras": through(keras.Model.save, "m.keras"),
+    "clone": lambda model, directory: keras.models.clone_model(model),
+    "deepcopy": lambda model, directory: copy.deepcopy(model),
+    "config": lambda model, directory: type(model).from_config(model.get_config()),
+}
+STEPS = st.tuples(st.integers(0), st.booleans()) | st.sampled_from(sorted(COPIES))
+
+
+@settings(max_examples=25 if BACKEND == "torch" else 5)
+@given(st.sampled_from(sorted(FAMILIES)), st.lists(STEPS, min_size=2, max_size=6))
+def test_what_is_frozen_stays_frozen(tmp_path_factory, family, steps):
+    model = FAMILIES[family]()
+    for step in steps:
+        if isinstance(step, tuple):
+            layers = sublayers(model)
+            layers[step[0] % len(layers)].trainable = step[1]
+            continue
+        before = [(variable.path, variable.trainable) for variable in model.weights]
+        model = COPIES[step](model, tmp_path_factory.mktemp("copies"))
+        assert [(variable.path, variable.trainable) for variable in model.weights] == before
