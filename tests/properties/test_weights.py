@@ -80,7 +80,7 @@ PLACES = {
 
 
 @pytest.mark.backend_free
-@settings(max_examples=50)
+@settings(max_examples=15)
 @given(
     configured(),
     st.booleans(),
