@@ -6,7 +6,7 @@ import logging
 import keras
 import numpy as np
 import pytest
-from harness import BACKEND, array, close
+from harness import BACKEND, array
 from training.fitting import (
     AGES,
     CHANGES,
@@ -73,12 +73,6 @@ def test_a_directory_that_holds_a_run_is_refused(run):
     with pytest.raises(ValueError, match=f"without a run.*{run[2]}"):
         kv.fit(small(), TRAIN, output=run[2], **SHORT)
     assert {path: path.read_bytes() for path in run[2].rglob("*.*") if path.is_file()} == before
-
-
-def test_a_seed_repeats_a_run(run):
-    again = kv.fit(small(), (TRAIN, VALIDATION), seed=3, **SHORT).history
-    for key, column in again.items():
-        close(column, run[1].history[key], 1e-5, key)
 
 
 def test_a_network_of_the_zoo_learns():
