@@ -12,7 +12,7 @@ import keras_vitx as kv
 from keras_vitx import training
 from keras_vitx.losses import PerHead, SmoothedCrossentropy, SoftDistillation
 from keras_vitx.models import Chain
-from keras_vitx.outputs import Outputs, task_of
+from keras_vitx.outputs import Outputs, outputs_of, task_of
 from keras_vitx.training import Distillation, MixToken, Recipe, TokenLabels
 from keras_vitx.training.prepare import make_optimizer, match_head, set_similarity
 
@@ -158,6 +158,16 @@ ERRORS = {
         "A head of 3 ... (sigmoid)": lambda: task("sigmoid", 3, FLOATS),
         "A head of 4 ... (softmax)": lambda: task("softmax", 4, ONE_HOT),
         "0..1 ...0..2": lambda: task("softmax", 2, np.array([0, 2, 1, 2])),
+        # What is no classifier
+        "(None, 5, 8)": lambda: outputs_of(FAMILIES["ViT"](include_top=False)),
+        "'pool'": lambda: outputs_of(FAMILIES["ViT"](include_top=False, pooling="avg")),
+        "'relu'": lambda: outputs_of(FAMILIES["ViT"](classifier_activation="relu")),
+        "Received: 'relu'": lambda: outputs_of(
+            FAMILIES["ViT"](classifier_activation="relu", distillation_token=True)
+        ),
+        "Square": lambda: outputs_of(ends_in(keras.ops.square)),
+        "one output": lambda: outputs_of(two_outputs()),
+        "built": lambda: outputs_of(keras.Sequential([keras.layers.Dense(3)])),
         # Recipes
         "'learning_rat'...'learning_rate'": lambda: MINE.replace(learning_rat=1e-3),
         "'crop_flop'...'crop_flip'": lambda: MINE.replace(augmentation="crop_flop"),
