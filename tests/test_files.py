@@ -95,20 +95,22 @@ def hidden(directory):
 
 
 def test_only_what_a_killed_process_left_of_the_same_file_is_removed(writer, tmp_path):
-    living, killed, other = (tmp_path / name for name in ("living", "killed", "other"))
+    living, killed, other = (tmp_path / name for name in ("living", "killed", "killed-too"))
     writer(living)
     for path in (killed, other):
         process = writer(path)
         process.kill()
         process.wait()
-    assert hidden(tmp_path) == {f".unfinished-{name}" for name in ("living", "killed", "other")}
+    assert hidden(tmp_path) == {
+        f".unfinished-{name}" for name in ("living", "killed", "killed-too")
+    }
     for path in (living, killed):
         remove_stale(path)
-    assert hidden(tmp_path) == {".unfinished-living", ".unfinished-other"}
+    assert hidden(tmp_path) == {".unfinished-living", ".unfinished-killed-too"}
     for path in (living, other):
         write(path, "whole")
         assert path.read_text() == "whole"
-    assert hidden(tmp_path) == {".unfinished-living", ".unfinished-other"}
+    assert hidden(tmp_path) == {".unfinished-living", ".unfinished-killed-too"}
 
 
 def test_a_directory_that_a_killed_process_set_aside_is_restored(writer, tmp_path):
