@@ -4,6 +4,7 @@ import contextlib
 import csv
 import errno
 import glob
+import hashlib
 import os
 import shutil
 import tempfile
@@ -15,7 +16,8 @@ from filelock import FileLock, Timeout
 
 from keras_vitx.text import csv_cell
 
-LOCK = "lock"  # A file in a hidden directory.
+# In a hidden directory, beside one for the file or directory itself, which may have any name.
+LOCK, OLD, NEW = "lock", "old", "new"
 
 
 @contextlib.contextmanager
@@ -55,7 +57,8 @@ def temporary_beside(path: Path) -> Iterator[Path]:
             with contextlib.suppress(Timeout, FileNotFoundError):
                 stack.enter_context(FileLock(directory / LOCK, blocking=False))
                 break
-        yield directory / path.name
+        (directory / NEW).mkdir()
+        yield directory / NEW / path.name
 
 
 def move(temporary: Path, path: Path) -> None:
@@ -64,7 +67,7 @@ def move(temporary: Path, path: Path) -> None:
     A directory can't be renamed to one that isn't empty, which is set aside first. A kill in
     between leaves none; `remove_stale` restores it.
     """
-    old = _old(temporary)
+    old = temporary.parents[1] / OLD
     try:
         while True:
             try:
@@ -85,7 +88,7 @@ def move(temporary: Path, path: Path) -> None:
 def is_being_moved(path: Path) -> bool:
     """Return whether a process has set the directory at `path` aside, to replace it."""
     directories = path.parent.glob(f"{glob.escape(_hidden(path))}-*")
-    return any(_old(directory / path.name).exists() for directory in directories)
+    return any((directory / OLD).exists() for directory in directories)
 
 
 def remove_stale(path: Path) -> None:
@@ -95,7 +98,7 @@ def remove_stale(path: Path) -> None:
             continue
         with contextlib.suppress(OSError):  # A `Timeout` if it is locked.
             with FileLock(directory / LOCK, blocking=False):
-                _restore(_old(directory / path.name), path)
+                _restore(directory / OLD, path)
             shutil.rmtree(directory, ignore_errors=True)
 
 
@@ -122,11 +125,10 @@ def _restore(old: Path, path: Path) -> None:
 
 
 def _hidden(path: Path) -> str:
-    return f".unfinished-{path.name}"
-
-
-def _old(temporary: Path) -> Path:
-    return temporary.with_name(f"{temporary.name}.old")
+    name = path.name
+    if len(os.fsencode(name)) > 200:  # File systems allow 255 bytes.
+        name = f"{name[:40]}-{hashlib.sha256(os.fsencode(name)).hexdigest()[:16]}"
+    return f".unfinished-{name}"
 
 
 def check_writable(path: str | os.PathLike) -> None:

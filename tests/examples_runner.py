@@ -20,11 +20,10 @@ def few_images(path, name):
     whole = load_npz(path, name)
     if name != "fashion_mnist":
         return whole
-    parts = {name: getattr(whole, name) for name in SIZES}
-    few = {
-        name: split and split.take(np.arange(min(SIZES[name], split.size)))
-        for name, split in parts.items()
-    }
+    few = {}
+    for name, count in SIZES.items():
+        split = getattr(whole, name)
+        few[name] = split and split.take(np.arange(min(count, split.size)))
     return dataclasses.replace(whole, **few)
 
 

@@ -4,14 +4,13 @@ import inspect
 import math
 import re
 import types
-from pathlib import Path
 
 import harness
 import keras
 import numpy as np
 import pytest
 from examples_runner import few_images
-from harness import BACKEND, gradients, numbers, randomize
+from harness import BACKEND, ROOT, gradients, numbers, randomize
 from keras import ops
 from models.written import COUNTS
 
@@ -23,7 +22,7 @@ from keras_vitx.weights import names as weight_names
 
 pytestmark = pytest.mark.backend_free
 
-DOCS = Path(__file__).parents[1] / "docs"
+DOCS = ROOT / "docs"
 TABLES = [
     [cell.strip() for cell in line.strip("|").split("|")]
     for line in (DOCS / "ablations.md").read_text().splitlines()
@@ -95,30 +94,24 @@ def narrowed(name, width=2):
 @pytest.mark.skipif(BACKEND != "torch", reason="the calls are the same on every backend")
 @pytest.mark.parametrize("call", BUILT)
 def test_gradients_reach_every_variable(call):
-    names = set(re.findall(r"\bkv\.(\w+)", call))
     # A ReLU of one hidden unit may be 0 for all images.
     width = 16 if "SqueezeExcitation" in call else 2
-    narrow = types.SimpleNamespace(**{name: narrowed(name, width) for name in names})
-    made = eval(call, {"keras": keras, "kv": narrow, "layers": layers})
+    narrow = {name: narrowed(name, width) for name in re.findall(r"\bkv\.(\w+)", call)}
+    made = eval(call, {"keras": keras, "kv": types.SimpleNamespace(**narrow), "layers": layers})
     x = numbers((16, 128, 256) if call.startswith("layers.") else (16, *made.input_shape[1:]))
     made(x[:1])
     # LayerScale initialized to 0 blocks the gradients of its branch.
     randomize(made, 0.3)
 
     def loss():
-        outputs = keras.tree.flatten(harness.call(made, x, training=True))
-        weighed = [
-            ops.mean(ops.multiply(y, numbers(y.shape, seed=i))) for i, y in enumerate(outputs)
-        ]
+        outputs = enumerate(keras.tree.flatten(harness.call(made, x, training=True)))
+        weighed = (ops.mean(ops.multiply(y, numbers(y.shape, seed=i))) for i, y in outputs)
         return sum(weighed) + sum(made.losses)
 
     # The ninth block lacks one of its branches.
     unread = "blocks_8/norm" if "Rescaling(0.0)" in call else None
-    variables = [
-        variable
-        for variable in made.trainable_variables
-        if not variable.path.endswith(WITHOUT_EFFECT) and not (unread and unread in variable.path)
-    ]
+    variables = [v for v in made.trainable_variables if not v.path.endswith(WITHOUT_EFFECT)]
+    variables = [v for v in variables if not (unread and unread in v.path)]
     assert variables
     _, found = gradients(loss, variables)
     without = [v.path for v, g in zip(variables, found, strict=True) if not g.any()]
@@ -147,12 +140,10 @@ PAGES = [page for page in sorted(DOCS.rglob("*.md")) if "```python" in page.read
 @pytest.fixture
 def registries():
     """Forget the families and sizes that a page defines."""
-    kept = [
-        (registry, dict(registry))
-        for registry in (build.FAMILIES, build.MODELS, weight_names.TABLES)
-    ]
+    registries = build.FAMILIES, build.MODELS, weight_names.TABLES
+    kept = list(map(dict, registries))
     yield
-    for registry, items in kept:
+    for registry, items in zip(registries, kept, strict=True):
         registry.clear()
         registry.update(items)
 

@@ -45,31 +45,30 @@ def test_examples_are_short():
 
 
 @pytest.mark.backend_free
-@pytest.mark.parametrize(
-    "path",
-    [path for path in EXAMPLES if path.stem not in HAVE_TESTS],
-    ids=lambda path: path.stem,
-)
-def test_example(path, tmp_path, monkeypatch, capsys):
-    if path.stem == "quantize_onnx" and not all(map(find_spec, ("skimage", "onnxruntime"))):
+@pytest.mark.parametrize("name", sorted({path.stem for path in EXAMPLES} - HAVE_TESTS))
+def test_example(name, tmp_path, monkeypatch, capsys):
+    if name == "quantize_onnx" and not all(map(find_spec, ("skimage", "onnxruntime"))):
         pytest.skip("scikit-image, whose photographs are used, or ONNX Runtime is not installed")
     monkeypatch.chdir(tmp_path)
-    run(path)
+    run(ROOT / "examples" / f"{name}.py")
     assert "%" in capsys.readouterr().out
+
+
+def printed_by(*command, directory):
+    """Run Python in a directory; return what it prints."""
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
+    command, pipe = [sys.executable, *map(str, command)], subprocess.PIPE
+    done = subprocess.run(command, cwd=directory, env=environment, text=True, stdout=pipe)
+    assert done.returncode == 0
+    return done.stdout
 
 
 @pytest.mark.skipif(BACKEND != "jax", reason="training/test_devices.py covers the others")
 def test_several_devices_of_jax(tmp_path):
     """In a process of its own, which divides the CPU into devices."""
-    process = subprocess.run(
-        [sys.executable, "-m", "examples_runner", str(ROOT / "examples" / "several_devices.py")],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"},
-        capture_output=True,
-        text=True,
-    )
-    assert process.returncode == 0, process.stderr[-2000:]
-    assert "2 devices on jax" in process.stdout and "test accuracy" in process.stdout
+    runner = "-m", "examples_runner", ROOT / "examples" / "several_devices.py"
+    printed = printed_by(*runner, directory=tmp_path)
+    assert "2 devices on jax" in printed and "test accuracy" in printed
     assert isinstance(keras.saving.load_model(tmp_path / "fashion.keras"), keras.Model)
 
 
@@ -77,18 +76,11 @@ def test_several_devices_of_jax(tmp_path):
 def test_prediction_on_two_workers(tmp_path):
     pytest.importorskip("ray")
     parquet = pytest.importorskip("pyarrow.dataset")
-    random = np.random.default_rng(0)
     for i in range(5):
-        pixels = random.integers(0, 256, (40, 30, 3), "uint8")
-        Image.fromarray(pixels).save(tmp_path / f"{i}.png")
+        photograph(tmp_path / f"{i}.png", (40, 30))
     (tmp_path / "broken.png").write_bytes(b"no image")
-    example = str(ROOT / "examples" / "predict_with_ray.py")
-    subprocess.run(
-        [sys.executable, example, ".", "features", "--workers", "2", "--batch-size", "2"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        check=True,
-    )
+    words = ".", "features", "--workers", 2, "--batch-size", 2
+    printed_by(ROOT / "examples" / "predict_with_ray.py", *words, directory=tmp_path)
     rows = parquet.dataset(tmp_path / "features").to_table().to_pylist()
     assert sorted(row["id"] for row in rows) == [f"{i}.png" for i in range(5)]
     model = kv.CaiT_Mini(weights="cifar10", include_top=False, pooling="avg")
@@ -237,17 +229,10 @@ def test_browser(tmp_path, serve):
     Image.open(file).save(file, exif=exif)
     handler = partial(http.server.SimpleHTTPRequestHandler, directory=site)
     host = serve(http.server.ThreadingHTTPServer(("localhost", 0), handler))
-    dumped = subprocess.run(
-        [
-            *(CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu"),
-            *(f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=60000"),
-            *("--dump-dom", f"http://{host}/index.html?photograph=photograph.jpg"),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    ).stdout
+    command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"]
+    command += [f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=60000"]
+    command += [f"http://{host}/index.html?photograph=photograph.jpg"]
+    dumped = subprocess.check_output(command, text=True, timeout=120)
     rows = re.findall(r'<td>(\w+)</td><td title="([\d.e-]+)">([\d.]+ %)</td>', dumped)
     ((*best,),) = kv.predictor(model)(file)
     assert [(name, shown) for name, _, shown in rows] == [

@@ -8,36 +8,43 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
 
 from keras_vitx.files import atomic_write, is_being_moved, remove_stale
 
 pytestmark = pytest.mark.backend_free
 
 WRITE = """
-import sys, time
+import os, signal, sys, time
 from pathlib import Path
 from keras_vitx.files import atomic_write
-with atomic_write(Path(sys.argv[1])) as temporary:
-    temporary.write_text("half")
-    print("half", flush=True)
-    time.sleep(100)
+path, how, rename = Path(sys.argv[1]), sys.argv[2], Path.rename
+def aside(here, target):
+    rename(here, target)
+    os.kill(os.getpid(), signal.SIGKILL)
+with atomic_write(path) as temporary:
+    if how == "killed while setting a directory aside":
+        Path.rename = aside
+        temporary.mkdir()
+    else:
+        temporary.write_text("half")
+        print("half", flush=True)
+        time.sleep(100)
 """
 
 
 @pytest.fixture
 def writer():
-    """Start processes that write half of a file; they end with the test."""
+    """Start processes that write a file; they end with the test."""
     processes = []
 
-    def start(path):
-        process = subprocess.Popen(
-            [sys.executable, "-c", WRITE, path],
-            env={**os.environ, "KERAS_VITX_WORKER": "1"},  # without Keras
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+    def start(path, how="half of it"):
+        environment = {**os.environ, "KERAS_VITX_WORKER": "1"}  # without Keras
+        command = [sys.executable, "-c", WRITE, path, how]
+        process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
         processes.append(process)
-        assert process.stdout.readline() == "half\n"
+        assert process.stdout.readline() == ("half\n" if how == "half of it" else "")
         return process
 
     yield start
@@ -46,64 +53,86 @@ def writer():
         process.wait()
 
 
+def write(path, text, directory=False):
+    """Write a file, or a directory with one file."""
+    with atomic_write(path) as temporary:
+        if directory:
+            temporary.mkdir()
+        (temporary / "file" if directory else temporary).write_text(text)
+
+
+def read(path):
+    return (path / "file" if path.is_dir() else path).read_text()
+
+
+NAMES = st.text(st.characters(codec="utf-8", exclude_characters="/\0"), min_size=1, max_size=63)
+
+
+@example(name="lock", other="new", directory=True)
+@example(name="x" * 255, other="x" * 254, directory=True)
+@given(name=NAMES, other=NAMES, directory=st.booleans())
+def test_files_of_any_name_are_written_whole_or_not_at_all(
+    name, other, directory, tmp_path_factory
+):
+    """And none of another name is touched, not even by the clean-up."""
+    assume(name != other and not {name, other} & {".", ".."})
+    parent = tmp_path_factory.mktemp("files") / "new" / "directory"
+    write(parent / other, "other")
+    for text in ("old", "new"):
+        write(parent / name, text, directory)
+        assert read(parent / name) == text
+    with pytest.raises(OSError, match="full"), atomic_write(parent / name) as temporary:
+        assert temporary.suffixes == (parent / name).suffixes
+        temporary.write_text("newer")
+        raise OSError("the disk is full")
+    remove_stale(parent / name)
+    assert (read(parent / name), read(parent / other)) == ("new", "other")
+    assert sorted(os.listdir(parent)) == sorted([name, other])
+
+
 def hidden(directory):
     return {path.name.rpartition("-")[0] for path in directory.glob(".unfinished-*")}
 
 
 def test_only_what_a_killed_process_left_of_the_same_file_is_removed(writer, tmp_path):
-    living, killed, other = (tmp_path / name for name in ("living", "killed", "other"))
+    living, killed, other = (tmp_path / name for name in ("living", "killed", "killed-too"))
     writer(living)
     for path in (killed, other):
         process = writer(path)
-        process.send_signal(signal.SIGKILL)
+        process.kill()
         process.wait()
-    assert hidden(tmp_path) == {f".unfinished-{name}" for name in ("living", "killed", "other")}
+    assert hidden(tmp_path) == {
+        f".unfinished-{name}" for name in ("living", "killed", "killed-too")
+    }
     for path in (living, killed):
         remove_stale(path)
-    assert hidden(tmp_path) == {".unfinished-living", ".unfinished-other"}
+    assert hidden(tmp_path) == {".unfinished-living", ".unfinished-killed-too"}
     for path in (living, other):
-        with atomic_write(path) as temporary:
-            temporary.write_text("whole")
+        write(path, "whole")
         assert path.read_text() == "whole"
-    assert hidden(tmp_path) == {".unfinished-living", ".unfinished-other"}
+    assert hidden(tmp_path) == {".unfinished-living", ".unfinished-killed-too"}
 
 
-def test_an_error_leaves_what_was_there(tmp_path):
-    path = tmp_path / "sub" / "file.txt"
-    with atomic_write(path) as temporary:
-        temporary.write_text("old")
-    with pytest.raises(OSError, match="full"), atomic_write(path) as temporary:
-        temporary.write_text("new")
-        raise OSError("the disk is full")
-    assert path.read_text() == "old"
-    assert os.listdir(path.parent) == ["file.txt"]
+def test_a_directory_that_a_killed_process_set_aside_is_restored(writer, tmp_path):
+    path = tmp_path / "directory"
+    write(path, "old", directory=True)
+    process = writer(path, "killed while setting a directory aside")
+    assert process.wait() == -signal.SIGKILL and is_being_moved(path) and not path.exists()
+    remove_stale(path)
+    assert read(path) == "old"
+    assert os.listdir(tmp_path) == ["directory"]
 
 
 def test_the_directory_of_the_user(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
-    with atomic_write("~/file.txt") as temporary:
-        temporary.write_text("x")
+    write("~/file.txt", "x")
     assert (tmp_path / "file.txt").exists()
-
-
-def directory_of(path, text):
-    """Write a directory with one file, in the place of another."""
-    with atomic_write(path) as temporary:
-        temporary.mkdir()
-        (temporary / "file").write_text(text)
-
-
-def test_a_directory_takes_the_place_of_another(tmp_path):
-    for text in ("old", "new"):
-        directory_of(tmp_path / "directory", text)
-        assert (tmp_path / "directory" / "file").read_text() == text
-    assert os.listdir(tmp_path) == ["directory"]
 
 
 @pytest.mark.parametrize("stop", [OSError("full"), KeyboardInterrupt()])
 def test_a_directory_that_cannot_be_put_in_place_leaves_the_old_one(tmp_path, monkeypatch, stop):
     path, renamed = tmp_path / "directory", Path.rename
-    directory_of(path, "old")
+    write(path, "old", directory=True)
 
     def aside_and_stop(here, target):
         renamed(here, target)
@@ -112,53 +141,28 @@ def test_a_directory_that_cannot_be_put_in_place_leaves_the_old_one(tmp_path, mo
 
     monkeypatch.setattr(Path, "rename", aside_and_stop)
     with pytest.raises(type(stop)):
-        directory_of(path, "new")
+        write(path, "new", directory=True)
     monkeypatch.undo()
-    assert (path / "file").read_text() == "old"
+    assert read(path) == "old"
     assert os.listdir(tmp_path) == ["directory"]
 
 
 def test_a_file_does_not_replace_a_directory(tmp_path):
-    directory_of(tmp_path / "directory", "mine")
-    with pytest.raises(OSError), atomic_write(tmp_path / "directory") as temporary:
-        temporary.write_text("x")
-    assert (tmp_path / "directory" / "file").read_text() == "mine"
-
-
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-from keras_vitx.files import atomic_write
-path, rename = Path(sys.argv[1]), Path.rename
-def aside(here, target):
-    rename(here, target)
-    os.kill(os.getpid(), signal.SIGKILL)
-Path.rename = aside
-with atomic_write(path) as temporary:
-    temporary.mkdir()
-"""
-
-
-def test_a_directory_that_a_killed_process_set_aside_is_restored(tmp_path):
-    path = tmp_path / "directory"
-    directory_of(path, "old")
-    environment = {**os.environ, "KERAS_VITX_WORKER": "1"}
-    done = subprocess.run([sys.executable, "-c", KILLED, path], env=environment)
-    assert done.returncode == -signal.SIGKILL and is_being_moved(path) and not path.exists()
-    remove_stale(path)
-    assert (path / "file").read_text() == "old"
-    assert os.listdir(tmp_path) == ["directory"]
+    write(tmp_path / "directory", "mine", directory=True)
+    with pytest.raises(OSError):
+        write(tmp_path / "directory", "x")
+    assert read(tmp_path / "directory") == "mine"
 
 
 def test_writers_of_one_directory(tmp_path):
     """Each sees its own or a later one; none fails, and nothing is left."""
     path, texts = tmp_path / "directory", [str(number) for number in range(4)]
 
-    def write(text):
+    def write_often(text):
         for _ in range(50):
-            directory_of(path, text)
+            write(path, text, directory=True)
 
     with ThreadPoolExecutor(len(texts)) as pool:
-        list(pool.map(write, texts))
-    assert (path / "file").read_text() in texts
+        list(pool.map(write_often, texts))
+    assert read(path) in texts
     assert os.listdir(tmp_path) == ["directory"]

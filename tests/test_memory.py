@@ -16,29 +16,20 @@ library = ctypes.CDLL(None)
 library.malloc.restype = ctypes.c_void_p
 library.memset.argtypes = ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t
 library.free.argtypes = [ctypes.c_void_p]
-size = 40 << 20
-def faults():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-def use():
-    blocks = [library.malloc(size) for _ in range(4)]
-    for block in blocks:
-        library.memset(block, 1, size)
-    for block in blocks:
-        library.free(block)
-def measured():
-    for _ in range(2):
-        use()
-    before = faults()
-    for _ in range(4):
-        use()
-    return faults() - before
-given_back = measured()
+def faults_of(rounds, size=40 << 20):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(rounds):
+        blocks = [library.malloc(size) for _ in range(4)]
+        for block in blocks:
+            library.memset(block, 1, size)
+        for block in blocks:
+            library.free(block)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+given_back = faults_of(2) and faults_of(4)
 assert keras_vitx.keep_memory()
-kept = measured()
+kept = faults_of(2) and faults_of(4)
 print(given_back, kept)
 """
-
-
 GLIBC = platform.libc_ver()[0] == "glibc"
 GPU = any(Path("/dev", device).exists() for device in kv.backend.ACCELERATORS)
 

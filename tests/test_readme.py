@@ -1,10 +1,9 @@
 """The README's code blocks run unchanged, and its table of sizes matches the registry."""
 
 import re
-from pathlib import Path
 
 import pytest
-from harness import BACKEND
+from harness import BACKEND, ROOT
 from models.written import COUNTS, GMACS, SIZES
 
 import keras_vitx as kv
@@ -13,7 +12,6 @@ from keras_vitx.weights.catalog import find
 
 pytestmark = pytest.mark.backend_free
 
-ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
 
@@ -72,13 +70,11 @@ def test_it_is_short_and_counts_the_checkpoints():
 def test_the_table_says_what_the_registry_says(name):
     blocks, width, heads, _ = SIZES[name]
     constructor = kv.models.MODELS[name]
-    data = constructor.data
+    data, depths = constructor.data, numbers(blocks)
     if constructor.family == "CaiT":
-        assert numbers(blocks) == (data["depth"], 2)
-    elif "depths" in data:
-        assert numbers(blocks) == data["depths"]
+        assert depths == (data["depth"], 2)
     else:
-        assert sum(numbers(blocks)) == data["depth"]
+        assert depths == data["depths"] if "depths" in data else sum(depths) == data["depth"]
     assert numbers(width) == data.get("dims", (data.get("dim"),))
     stages = data.get("num_heads", ())
     assert numbers(heads) == (stages if isinstance(stages, tuple) else (stages,))
@@ -90,16 +86,12 @@ def numbers(cell):
 
 def test_the_speeds_are_those_of_the_documentation():
     """The range of the table that `benchmarks/speed.py --write` writes."""
-    rows = speeds((ROOT / "docs" / "speed.md").read_text())
+    page = (ROOT / "docs" / "speed.md").read_text()
+    table = re.search(r"^\| model \| peer \|.*\n(?:\|.*\n)+", page, re.MULTILINE)[0]
+    titles, _, *rows = ([cell.strip() for cell in line.split("|")] for line in table.splitlines())
+    rows = [dict(zip(titles, row, strict=True)) for row in rows]
     stated = re.findall(r"(inference|training) (\d\S+) to (\d\.\d+)", README)
     assert len(stated) == 2
     for mode, least, most in stated:
         found = [row[f"{mode}, {backend}"] for row in rows for backend in ("PyTorch", "JAX")]
         assert (least, most) == (min(found), max(found))
-
-
-def speeds(page):
-    """Return the rows of the first table of speed-ups, by title."""
-    table = re.search(r"^\| model \| peer \|.*\n(?:\|.*\n)+", page, re.MULTILINE)[0]
-    titles, _, *rows = ([cell.strip() for cell in line.split("|")] for line in table.splitlines())
-    return [dict(zip(titles, row, strict=True)) for row in rows]

@@ -265,7 +265,8 @@ class Recipe:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the settings as JSON values, from which `from_dict` makes an equal recipe."""
-        return json.loads(json.dumps({"name": self.name, "result": self.result, **self._groups()}))
+        settings = {"name": self.name, "result": self.result, **self._groups()}
+        return json.loads(json.dumps(settings, default=float))  # NumPy's numbers
 
     def _groups(self) -> dict[str, dict[str, Any] | None]:
         groups = {group: {n: getattr(self, n) for n in names} for group, names in GROUPS.items()}

@@ -19,6 +19,10 @@ def model():
     return keras.Sequential([keras.Input((2,)), keras.layers.Dense(1), keras.layers.Dropout(0.5)])
 
 
+def bias_of(model):
+    return array(model.layers[0].bias)[0]
+
+
 def run(keep, *epochs):
     """End epochs with these logs; the bias is then the number of the epoch."""
     for epoch, logs in enumerate(epochs):
@@ -27,41 +31,35 @@ def run(keep, *epochs):
 
 
 @pytest.mark.parametrize(
-    ("epochs", "result", "best"),
+    ("epochs", "result", "best", "monitor"),
     [
-        (ACCURACIES, "best", 2),
-        (ACCURACIES, "last", 4),
-        (TIES, "best", 3),  # Of equal accuracies, the lower loss is better.
-        ([{"val_loss": a} for a in (3.0, 1.0, 2.0, 1.0)], "best", 2),
-        ([{"loss": a} for a in (1.0, 2.0, 3.0)], "best", 3),
+        (ACCURACIES, "best", 2, "val_accuracy"),
+        (ACCURACIES, "last", 4, None),
+        (TIES, "best", 3, "val_accuracy"),  # Of equal accuracies, the lower loss is better.
+        ([{"val_loss": a} for a in (3.0, 1.0, 2.0, 1.0)], "best", 2, "val_loss"),
+        ([{"loss": a} for a in (1.0, 2.0, 3.0)], "best", 3, None),
     ],
 )
-def test_the_best_epoch(epochs, result, best, tmp_path):
+def test_the_best_epoch(epochs, result, best, monitor, tmp_path):
     keep = BestCheckpoint(model(), tmp_path, result)
     keep.model.layers[0].bias.assign([9.0])
     assert "before training" in keep.restore()
-    assert array(keep.model.layers[0].bias)[0] == 0
+    assert bias_of(keep.model) == 0
     run(keep, *epochs)
     assert f"epoch {best}" in keep.restore()
     saved = keras.saving.load_model(tmp_path / f"{result}.keras")
-    for one in (keep.model, saved):
-        assert array(one.layers[0].bias)[0] == best
-    decides = [key for key in epochs[0] if key.startswith("val") and result == "best"]
+    assert bias_of(keep.model) == bias_of(saved) == best
     measures = {k[4:]: v for k, v in epochs[best - 1].items() if k.startswith("val")}
     assert keep.summary() == {
         "best_epoch": best,
         "epochs_finished": len(epochs),
-        "monitor": next(iter(decides), None),
+        "monitor": monitor,
         "validation": measures or None,
     }
-
-
-def test_history_is_written_each_epoch(tmp_path):
-    run(BestCheckpoint(model(), tmp_path), {"loss": 1.0}, {"loss": 2.0, "val_loss": 0.5})
-    assert list(csv.DictReader((tmp_path / "history.csv").open())) == [
-        {"epoch": "1", "loss": "1.0", "val_loss": ""},
-        {"epoch": "2", "loss": "2.0", "val_loss": "0.5"},
-    ]
+    # The history is written each epoch.
+    (*_, row) = rows = list(csv.DictReader((tmp_path / "history.csv").open()))
+    assert len(rows) == len(epochs)
+    assert row == {k: str(v) for k, v in {"epoch": len(epochs), **epochs[-1]}.items()}
 
 
 def test_only_a_better_epoch_copies_the_weights():
@@ -87,7 +85,7 @@ def test_what_is_not_finite_is_never_best(what, tmp_path):
     with pytest.raises(FloatingPointError, match=f"{what}.*epoch 2"):
         keep.on_epoch_end(1, logs)
     keep.restore()
-    assert array(keep.model.layers[0].bias)[0] == 1
+    assert bias_of(keep.model) == 1
     assert (tmp_path / "history.csv").read_text().count("\n") == 3
 
 
@@ -102,11 +100,9 @@ def test_what_is_not_finite_is_never_best(what, tmp_path):
 def test_the_rate_of_the_last_update_the_speed_and_the_time_left(rate, expected, capsys):
     network, throughput, rows = model(), Throughput(4), []
     network.compile(keras.optimizers.SGD(rate), "mse")
-    note = keras.callbacks.LambdaCallback(
-        on_epoch_end=lambda epoch, logs: rows.append(throughput.row)
-    )
-    images, labels = np.zeros((12, 2)), np.zeros((12, 1))
-    network.fit(images, labels, 4, epochs=3, verbose=2, callbacks=[throughput, note])
+    note = keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: rows.append(throughput.row))
+    x, y = np.zeros((12, 2)), np.zeros((12, 1))
+    network.fit(x, y, 4, epochs=3, verbose=2, callbacks=[throughput, note])
     shown = capsys.readouterr().out
     assert shown.count("images/s: ") == 3
     assert shown.count(" left\n") == 2, "from the second epoch on"
@@ -120,13 +116,12 @@ def test_seconds_of_an_epoch_that_was_resumed(monkeypatch):
     throughput.set_model(model())
     throughput.set_params({"verbose": 0, "epochs": 3, "steps": 20})
     throughput.model.compile("sgd", "mse")
-    now = iter([100.0, 103.0])
-    monkeypatch.setattr("time.perf_counter", lambda: next(now))
-    throughput.set_state({"seconds": 7.0})
-    throughput.on_epoch_begin(1)
-    throughput.on_train_batch_end(19, {})
-    assert throughput.get_state() == {"seconds": 10.0}
-    monkeypatch.undo()
+    with monkeypatch.context() as patched:
+        patched.setattr("time.perf_counter", iter([100.0, 103.0]).__next__)
+        throughput.set_state({"seconds": 7.0})
+        throughput.on_epoch_begin(1)
+        throughput.on_train_batch_end(19, {})
+        assert throughput.get_state() == {"seconds": 10.0}
     throughput.on_epoch_end(1)
     assert (throughput.row["seconds"], throughput.row["images_per_second"]) == (10, 8)
 
@@ -141,11 +136,9 @@ def test_a_pipe_gets_one_line_per_epoch(monkeypatch):
 
 
 @pytest.mark.backend_free
-def test_curves(tmp_path):
-    rows = [
-        {"epoch": 1, "loss": 2.0, "seconds": 1.0, "learning_rate": 1e-3},
-        {"epoch": 2, "loss": 1.0, "val_loss": 1.5, "seconds": 1.0, "learning_rate": 1e-4},
-    ]
+def test_curves_of_loss_and_learning_rate(tmp_path):
+    first = {"epoch": 1, "loss": 2.0, "seconds": 1.0, "learning_rate": 1e-3}
+    rows = [first, {**first, "epoch": 2, "val_loss": 1.5}]
     drawn = draw_curves(rows, tmp_path / "curves.svg").read_text()
-    assert drawn.count('id="axes_') == 2, "one of the loss, one of the learning rate"
+    assert drawn.count('id="axes_') == 2
     assert draw_curves([], tmp_path / "empty.png").stat().st_size

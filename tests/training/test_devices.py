@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import pytest
 from harness import BACKEND, ROOT
-from training.test_fit import small
+from training.fitting import small
 
 import keras_vitx as kv
 from keras_vitx.cli import train
@@ -20,9 +20,7 @@ from keras_vitx.training.devices.replicas import Shard
 
 SCRIPT = Path(__file__).with_name("on_devices.py")
 # PyTorch has a process per device.
-RUNS = {"jax": [["1", "4", "4-sharded"]], "tensorflow": [["1", "2"]], "torch": [["1"], ["2"]]}[
-    BACKEND
-]
+RUNS = {"jax": [["1", "4", "4-sharded"]], "tensorflow": [["1", "2"]], "torch": [["1"], ["2"]]}
 # BatchNormalization, in DeepViT, learns from the images of each replica except under JAX.
 FITTED = "DeepViT" if BACKEND == "jax" else "ViT"
 
@@ -33,7 +31,7 @@ def curves(tmp_path_factory):
     directory, found = tmp_path_factory.mktemp("devices"), {}
     flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    for numbers in RUNS:
+    for numbers in RUNS[BACKEND]:
         start = [sys.executable]
         if BACKEND == "torch":
             start += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", *numbers]
@@ -89,12 +87,6 @@ def test_plain_training_and_random_numbers(curves):
 
 
 def test_what_the_machine_does_not_have(monkeypatch):
-    with pytest.raises(ValueError, match=r"`devices` .*Received: 4096"):
-        kv.training.use_devices(4096)
-    with pytest.raises(ValueError, match="`devices` must be 'all' or at least 1"):
-        kv.training.use_devices(0)
-    with pytest.raises(ValueError, match=r"`devices`.* in use, 1\. Received: 2.*use_devices\(2\)"):
-        kv.fit(small(), "fashion_mnist", devices=2)
     if BACKEND != "jax":
         with pytest.raises(ValueError, match=r"`shard_weights` must be False, .*Received: True"):
             kv.training.use_devices("all", shard_weights=True)
@@ -121,10 +113,10 @@ def shards_of(batches, count, pad=False):
 
 @pytest.mark.backend_free
 @pytest.mark.parametrize("batches", (Batches(), list(map(Batches().__getitem__, range(2)))))
-def test_shares_make_up_the_batch(batches):
-    num_shards = shards_of(batches, 3)
+def test_shards_make_up_the_batch(batches):
+    shards = shards_of(batches, 3)
     for index in [*range(2)] * 2:
-        images, parts = batches[index][0], [shard[index] for shard in num_shards]
+        images, parts = batches[index][0], [shard[index] for shard in shards]
         assert {len(part[0]) for part in parts} == {len(images) // 3}
         together = np.concatenate([part[0] for part in parts])
         assert np.array_equal(np.sort(together, axis=0), images)
@@ -133,9 +125,7 @@ def test_shares_make_up_the_batch(batches):
 
 
 @pytest.mark.backend_free
-def test_batches_that_the_devices_do_not_divide():
-    with pytest.raises(ValueError, match=r"divisible .* 4\. Received: a batch of 6 images"):
-        shards_of(Batches(), 4)[3][0]
+def test_a_batch_that_the_devices_do_not_divide_is_padded_with_weights_of_0():
     parts = [shard[0] for shard in shards_of(Batches(), 4, pad=True)]
     assert all(len(array) == 2 for part in parts for array in keras.tree.flatten(part))
     kept = np.concatenate([images[weights == 1] for images, _, weights in parts])
@@ -171,7 +161,6 @@ def test_the_command_starts_one_process_per_device(monkeypatch):
     (command,) = started
     assert "--nproc-per-node=2" in command
     assert command[command.index("keras_vitx.cli") - 1 :] == ["-m", "keras_vitx.cli", *sys.argv[1:]]
-    with pytest.raises(ValueError, match="`--devices` must be at most 2"):
-        train.use_devices("3")
-    with pytest.raises(ValueError, match="`--devices` must be 'all' or at least 1"):
-        train.use_devices("none")
+    for count, message in (("3", "must be at most 2"), ("none", "must be 'all' or at least 1")):
+        with pytest.raises(ValueError, match=f"`--devices` {message}"):
+            train.use_devices(count)

@@ -1,88 +1,34 @@
-"""`kv.fit`: what it trains, measures and writes, and what it refuses."""
+"""`kv.fit`: what it trains, measures and writes."""
 
 import csv
-import json
-import sys
+import logging
 
 import keras
 import numpy as np
 import pytest
-from harness import BACKEND, array, close
+from harness import BACKEND, array
+from training.fitting import (
+    AGES,
+    CHANGES,
+    PREPROCESSING,
+    SHORT,
+    TEST,
+    TRAIN,
+    VALIDATION,
+    WORSE,
+    Batched,
+    best_of,
+    crossentropy,
+    images_of,
+    named,
+    ready,
+    run_of,
+    same_weights,
+    small,
+)
 
 import keras_vitx as kv
 from keras_vitx.training import Recipe, recipes
-
-PREPROCESSING = {"mean": (0.5,), "std": (0.5,), "crop_ratio": 1.0, "interpolation": "bicubic"}
-
-
-def small(classes=2, activation="softmax"):
-    """A network of one layer, enough for tests of `fit` itself."""
-    keras.utils.set_random_seed(0)
-    head = keras.layers.Dense(classes, activation=activation)
-    layers = [keras.Input((4, 4, 1)), keras.layers.Flatten(), head]
-    model = keras.Sequential(layers, name="small")
-    model.preprocessing = PREPROCESSING
-    return model
-
-
-def images_of(count=48, seed=0):
-    """Images, uint8 (count, 4, 4, 1), bright on the left (class 0) or on the right (class 1)."""
-    random = np.random.default_rng(seed)
-    labels = np.arange(count) % 2
-    images = random.integers(0, 120, (count, 4, 4, 1))
-    images[labels == 0, :, :2] += 100
-    images[labels == 1, :, 2:] += 100
-    return images.astype("uint8"), labels.astype("int32")
-
-
-def ready(images):
-    return (images / 127.5 - 1).astype("float32")
-
-
-TRAIN, VALIDATION, TEST = images_of(48), images_of(14, 1), images_of(22, 2)
-# A flipped image would have the wrong label.
-CHANGES = {"epochs": 2, "batch_size": 16, "warmup_epochs": 0, "learning_rate": 1e-2}
-CHANGES["augmentation"] = None
-SHORT = {**CHANGES, "verbose": 0}
-
-
-class Batched(keras.utils.PyDataset):
-    """User-defined batches."""
-
-    def __init__(self, images, labels, size=16):
-        super().__init__()
-        self.images, self.labels, self.size = ready(images), labels, size
-
-    def __len__(self):
-        return -(-len(self.images) // self.size)
-
-    def __getitem__(self, index):
-        part = slice(index * self.size, (index + 1) * self.size)
-        return self.images[part], self.labels[part]
-
-
-class Unlabeled(Batched):
-    def __getitem__(self, index):
-        return super().__getitem__(index)[0]
-
-
-def best_of(history):
-    """Return the index of the highest accuracy, and of the lowest loss among several."""
-    return int(np.lexsort([history["val_loss"], -np.array(history["val_accuracy"])])[0])
-
-
-def same_weights(model, weights):
-    for one, other in zip(model.get_weights(), weights, strict=True):
-        np.testing.assert_array_equal(one, other)
-
-
-def crossentropy(model, images, labels):
-    outputs = model.predict(ready(images), verbose=0)
-    return -np.log(outputs[np.arange(len(labels)), labels]).mean()
-
-
-def run_of(output):
-    return json.loads((output / "run.json").read_text())
 
 
 @pytest.fixture(scope="module")
@@ -104,22 +50,21 @@ def test_the_files_and_the_measures_of_a_run(run):
     for key, column in history.history.items():
         assert [float(row[key]) for row in rows] == pytest.approx(column, rel=1e-6)
 
-    record, logs = run_of(output), history.history
-    best = best_of(logs)
+    record, best = run_of(output), best_of(history.history)
     assert (record["best_epoch"], record["monitor"]) == (best + 1, "val_accuracy")
     assert record["validation"] == {
-        name: pytest.approx(logs[f"val_{name}"][best]) for name in ("loss", "accuracy")
+        name: pytest.approx(history.history[f"val_{name}"][best]) for name in ("loss", "accuracy")
     }
     assert record["test"] == history.test
     assert Recipe.read(output) == recipes.get("finetune").replace(**CHANGES)
     expected = {"model": "small", "seed": 3, "head": "kept", "backend": BACKEND, "devices": 1}
+    expected |= {"train_images": 48, "validation_images": 14, "test_images": 22}
     assert expected.items() <= record.items() and "stopped" not in record
-    assert [record[f"{p}_images"] for p in ("train", "validation", "test")] == [48, 14, 22]
     for (images, labels), measured in ((VALIDATION, record["validation"]), (TEST, record["test"])):
         assert measured["loss"] == pytest.approx(crossentropy(model, images, labels), rel=1e-4)
         hits = model.predict(ready(images), verbose=0).argmax(-1) == labels
         assert measured["accuracy"] == pytest.approx(hits.mean())
-    same_weights(keras.saving.load_model(output / "best.keras"), model.get_weights())
+    same_weights(keras.saving.load_model(output / "best.keras"), model)
     assert model.class_names == ("0", "1")
 
 
@@ -128,12 +73,6 @@ def test_a_directory_that_holds_a_run_is_refused(run):
     with pytest.raises(ValueError, match=f"without a run.*{run[2]}"):
         kv.fit(small(), TRAIN, output=run[2], **SHORT)
     assert {path: path.read_bytes() for path in run[2].rglob("*.*") if path.is_file()} == before
-
-
-def test_a_seed_repeats_a_run(run):
-    again = kv.fit(small(), (TRAIN, VALIDATION), seed=3, **SHORT).history
-    for key, column in again.items():
-        close(column, run[1].history[key], 1e-5, key)
 
 
 def test_a_network_of_the_zoo_learns():
@@ -146,12 +85,10 @@ def test_a_network_of_the_zoo_learns():
     # Told apart by brightness: positions start too small to be learned in so few steps.
     labels = np.arange(200) % 2
     images = np.random.default_rng(0).integers(0, 120, (200, 4, 4, 1))
-    images += 100 * labels[:, None, None, None]
+    images = (images + 100 * labels[:, None, None, None]).astype("uint8")
     recipe = Recipe("mine").replace(epochs=3, batch_size=16, learning_rate=1e-2, augmentation=None)
-    history = kv.fit(
-        model, (images.astype("uint8"), labels), recipe, validation_split=0.2,
-        precision="mixed_bfloat16", verbose=0,
-    )  # fmt: skip
+    options = {"validation_split": 0.2, "precision": "mixed_bfloat16", "verbose": 0}
+    history = kv.fit(model, (images, labels), recipe, **options)
     assert max(history.history["val_accuracy"]) > 0.9
     assert history.test is None
     assert model.get_layer("blocks_0").compute_dtype == "bfloat16"
@@ -194,27 +131,24 @@ def test_a_run_that_stops_keeps_its_best_weights(error, finished, tmp_path, capl
     assert record["stopped"].startswith(error.__name__)
     assert (record["best_epoch"], record["epochs_finished"]) == (finished or None, finished)
     assert (tmp_path / "best.keras").exists() == bool(finished)
-    if finished:
-        weights = keras.saving.load_model(tmp_path / "best.keras").get_weights()
-    same_weights(model, weights)
-    # Training can continue from there.
-    kv.fit(model, (TRAIN, VALIDATION), **SHORT)
+    same_weights(model, keras.saving.load_model(tmp_path / "best.keras") if finished else weights)
+    kv.fit(model, (TRAIN, VALIDATION), **SHORT)  # Training can continue from there.
 
 
 def test_what_the_user_compiled_is_taken(caplog):
     """With callbacks, which see the validation, and weights of classes."""
-    model = small()
-    optimizer = keras.optimizers.SGD(0.1)
+    model, optimizer, seen = small(), keras.optimizers.SGD(0.1), []
     top = keras.metrics.SparseTopKCategoricalAccuracy(1, "top")
     model.compile(optimizer, "sparse_categorical_crossentropy", metrics=[top])
-    seen = []
     note = keras.callbacks.LambdaCallback(on_epoch_end=lambda e, logs: seen.append(logs))
+    # A callback may set the rate of one's own optimizer.
+    callbacks = [note, keras.callbacks.ReduceLROnPlateau()]
     history = kv.fit(
-        model, (TRAIN, VALIDATION), callbacks=[note], class_weight={0: 0.0, 1: 0.0}, **SHORT
+        model, (TRAIN, VALIDATION), callbacks=callbacks, class_weight={0: 0.0, 1: 0.0}, **SHORT
     ).history
     assert model.optimizer is optimizer
     assert model.loss == "sparse_categorical_crossentropy"
-    assert set(history) == {"loss", "top", "val_loss", "val_top"}
+    assert {"loss", "top", "val_loss", "val_top"} <= set(history) and "accuracy" not in history
     assert history["loss"] == [0, 0]
     assert history["val_loss"][0] == pytest.approx(crossentropy(small(), *VALIDATION), rel=1e-4)
     assert [logs["val_loss"] for logs in seen] == history["val_loss"]
@@ -238,10 +172,6 @@ def test_what_the_user_did_not_compile_is_the_recipes(run, caplog):
     assert "is compiled" not in caplog.text
 
 
-AGES = np.where(TRAIN[1], 23.0, 41.0)
-SEVERAL = np.stack([TRAIN[1], 1 - TRAIN[1], np.zeros(48, int)], 1)
-
-
 @pytest.mark.backend_free  # the losses are tested on each backend
 @pytest.mark.parametrize(
     ("outputs", "activation", "labels", "metric"),
@@ -250,7 +180,7 @@ SEVERAL = np.stack([TRAIN[1], 1 - TRAIN[1], np.zeros(48, int)], 1)
         (2, None, np.eye(2)[TRAIN[1]] * 0.8 + 0.1, "accuracy"),
         (2, "sigmoid", TRAIN[1], "accuracy"),
         (1, "sigmoid", TRAIN[1], "accuracy"),
-        (3, "sigmoid", SEVERAL, "binary_accuracy"),
+        (3, "sigmoid", np.stack([TRAIN[1], 1 - TRAIN[1], np.zeros(48, int)], 1), "binary_accuracy"),
         (1, None, AGES, "mean_absolute_error"),
     ],
 )
@@ -263,22 +193,21 @@ def test_labels_of_all_forms(outputs, activation, labels, metric):
 
 def own_batches():
     images, labels = ready(TRAIN[0]), TRAIN[1]
-    found = [("PyDataset", Batched(*TRAIN))]
+    yield pytest.param(Batched(*TRAIN), id="PyDataset")
     if BACKEND == "tensorflow":
         import tensorflow as tf
 
-        for name, form in (("tf.data", labels), ("tf.data, one-hot", np.eye(2)[labels])):
-            found.append((name, tf.data.Dataset.from_tensor_slices((images, form)).batch(16)))
+        for form in (labels, np.eye(2)[labels]):
+            yield tf.data.Dataset.from_tensor_slices((images, form)).batch(16)
     if BACKEND == "torch":
         import torch
 
         data = torch.utils.data.TensorDataset(torch.from_numpy(images), torch.from_numpy(labels))
-        found.append(("DataLoader", torch.utils.data.DataLoader(data, 16)))
-    return found
+        yield torch.utils.data.DataLoader(data, 16)
 
 
-@pytest.mark.parametrize(("kind", "batches"), own_batches(), ids=lambda case: str(case)[:9])
-def test_batches_of_ones_own(kind, batches, tmp_path):
+@pytest.mark.parametrize("batches", list(own_batches()))
+def test_batches_of_ones_own(batches, tmp_path):
     model = small()
     history = kv.fit(model, batches, output=tmp_path, **SHORT)
     assert set(history.history) == {"loss", "accuracy"}
@@ -296,8 +225,11 @@ def test_own_batches_are_used_as_they_are(caplog):
     assert min(history["val_loss"]) == pytest.approx(crossentropy(model, *VALIDATION), rel=1e-4)
     kv.fit(small(), Batched(*TRAIN), mixing=kv.data.Mixing(), **SHORT | {"epochs": 1})
     assert "without the recipe's augmentation and mixing" in caplog.text
-    with pytest.raises(ValueError, match=r"`fraction` .* batches, which are used whole.* 0\.5"):
-        kv.fit(small(), Batched(*TRAIN), fraction=0.5, **SHORT)
+    assert "pixels" not in caplog.text
+    raw = Batched(*TRAIN)
+    raw.images = (raw.images + 1) * 127.5
+    kv.fit(small(), raw, **SHORT)
+    assert "look like pixels in 0..255" in caplog.text
 
 
 @pytest.mark.skipif(BACKEND != "tensorflow", reason="of TensorFlow's own data")
@@ -322,11 +254,101 @@ def test_mixed_images_and_a_fraction_of_them(tmp_path):
     assert record["recipe"]["mixing"]["cutmix"] == 1.0
 
 
-def test_data_are_hashed_only_for_the_files_of_a_run(tmp_path, monkeypatch):
-    hashed = []
-    # A function of the package shadows the module.
-    monkeypatch.setattr(sys.modules["keras_vitx.training.fit"], "fingerprint", hashed.append)
-    kv.fit(small(), TRAIN, **SHORT)
-    assert not hashed
-    kv.fit(small(), TRAIN, output=tmp_path / "run", **SHORT)
-    assert len(hashed) == 1
+@pytest.mark.backend_free
+def test_weights_of_classes_by_name(tmp_path):
+    source = named(tmp_path / "named.npz", *TRAIN, ("left", "right"))
+    for weights in ({"left": 0.0, "right": 0.0}, {0: 0, np.int64(1): 0}):
+        history = kv.fit(small(), source, class_weight=weights, **SHORT).history
+        assert history["loss"] == [0, 0]
+
+
+@pytest.mark.backend_free
+def test_few_images_have_enough_updates(caplog):
+    caplog.set_level(logging.INFO)
+    recipe, model = recipes.get("finetune"), small()
+    kv.fit(model, TRAIN, augmentation=None, verbose=0)
+    updates = int(array(model.optimizer.iterations))
+    assert updates >= recipe.min_updates and f"{updates} updates" in caplog.text
+    kv.fit(model, TRAIN, epochs=2, batch_size=16, verbose=0)
+    assert "4 updates: 2 epochs of 2 batches, 16 images per update" in caplog.text
+    # With micro-batches, `batch_size` is still the images of an update.
+    kv.fit(model, TRAIN, accumulate_steps=2, validation_split=0, **SHORT)
+    assert "6 updates: 2 epochs of 6 batches, 16 images per update" in caplog.text
+    assert model.optimizer.gradient_accumulation_steps == 2
+
+
+@pytest.mark.backend_free
+def test_the_rate_is_that_of_the_batch_that_is_used():
+    recipe = Recipe("mine").replace(base_batch_size=512, batch_size=1024, epochs=1, warmup_epochs=0)
+    model = small()
+    kv.fit(model, TRAIN, recipe, augmentation=None, verbose=0)
+    rate = model.optimizer.get_config()["learning_rate"]["config"]["learning_rate"]
+    assert rate == pytest.approx(5e-4 * 44 / 512)
+
+
+@pytest.mark.backend_free
+def test_the_head_first():
+    keras.utils.set_random_seed(0)
+    model = kv.ViT(8, 2, 2, patch_size=2, input_shape=(4, 4, 1), classes=2)
+    body, head, seen = model.get_layer("blocks_0"), model.layers[-1], []
+
+    def note(logs=None):
+        seen.append([array(body.variables[0]).copy(), array(head.kernel).copy()])
+
+    note()
+    begin = keras.callbacks.LambdaCallback(on_train_begin=note)
+    kv.fit(model, TRAIN, freeze_epochs=2, callbacks=[begin], **SHORT)
+    np.testing.assert_array_equal(seen[0][0], seen[1][0])
+    assert np.abs(seen[0][1] - seen[1][1]).max() > 1e-4
+    assert np.abs(array(body.variables[0]) - seen[1][0]).max() > 1e-6
+    assert all(layer.trainable for layer in model.layers)
+
+
+@pytest.mark.backend_free
+def test_early_stopping():
+    history = kv.fit(small(), WORSE, **{**SHORT, "epochs": 20, "patience": 2}).history
+    assert len(history["loss"]) < 20
+
+
+@pytest.mark.backend_free
+@pytest.mark.parametrize("result", ("best", "last"))
+def test_a_callback_that_restores_weights_has_the_last_word(result):
+    model = small()
+    stop = keras.callbacks.EarlyStopping("val_loss", patience=1, restore_best_weights=True)
+    kv.fit(model, WORSE, callbacks=[stop], result=result, **{**SHORT, "epochs": 4})
+    assert stop.best_epoch == 0
+    same_weights(model, stop.best_weights)
+
+
+@pytest.mark.backend_free
+def test_all_labels_are_checked():
+    """Not only those of the first batch: beforehand if they are known, else before their step."""
+    images, _ = images_of(48)
+    rows = np.eye(3, dtype="float32")[np.arange(48) % 3]
+    rows[40, :2] = 1  # Several labels, for a softmax.
+    late = np.where(np.arange(48) < 40, 0, 2)
+    for seed in range(4):
+        with pytest.raises(ValueError, match="several labels"):
+            kv.fit(small(3), (images, rows), seed=seed, **SHORT)
+    with pytest.raises(ValueError, match=r"0\.\.1 .* Received: 0\.\.2"):
+        kv.evaluate(small(), (images, late), batch_size=8)
+    for function in (kv.evaluate, lambda *given: kv.fit(*given, **SHORT)):
+        function(small(), Batched(images, np.minimum(late, 1)))
+        # TensorFlow raises its own class of errors, with the same words.
+        with pytest.raises(Exception, match=r"0\.\.1 .* Received: 0\.\.2"):
+            function(small(), Batched(images, late))
+
+
+@pytest.mark.backend_free
+def test_two_trainings_in_one_directory(tmp_path):
+    asked = []
+
+    def second(epoch, logs):
+        with pytest.raises(ValueError, match=r"in use"):
+            kv.fit(small(), TRAIN, output=tmp_path, resume=True, **SHORT)
+        asked.append(epoch)
+
+    end = keras.callbacks.LambdaCallback(on_epoch_end=second)
+    kv.fit(small(), TRAIN, output=tmp_path, callbacks=[end], **SHORT)
+    assert asked == [0, 1]
+    kv.fit(small(), TRAIN, output=tmp_path, resume=True, **SHORT)

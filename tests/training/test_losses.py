@@ -1,23 +1,23 @@
+"""The losses against their formulas, and the task that a head and labels determine."""
+
 import keras
 import numpy as np
 import pytest
 from harness import array, close, numbers, tiny
+from training.fitting import softmax
 
 import keras_vitx as kv
 from keras_vitx.losses import PerHead, SigmoidCrossentropy, SmoothedCrossentropy, SoftDistillation
+from keras_vitx.outputs import Outputs, task_of
 
 CLASSES = np.array([[0, 1, 2], [3, 3, 0]])
 SOFT = np.random.default_rng(0).dirichlet(np.ones(4), (2, 3))
 
 
-def softmax(logits):
-    return np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
-
-
 @pytest.mark.parametrize("smoothing", (0.0, 0.1, 0.6))
 @pytest.mark.parametrize("from_logits", (False, True))
 @pytest.mark.parametrize("labels", ("classes", "columns", "patches", "soft"))
-def test_formula(smoothing, from_logits, labels):
+def test_smoothed_crossentropy(smoothing, from_logits, labels):
     logits, target = numbers((2, 3, 4)), SOFT if labels == "soft" else np.eye(4)[CLASSES]
     targets = target * (1 - smoothing) + smoothing / 4
     expected = (-targets * np.log(softmax(logits))).sum(-1).mean()
@@ -33,18 +33,14 @@ def test_formula(smoothing, from_logits, labels):
 def test_a_label_of_tiny_probability_has_a_gradient(kind):
     """As large as by logits, where Keras clips the probability at 1e-7."""
     logits = np.array([[30.0, 0.0, 1.0]]) if kind == "softmax" else np.array([[3.0, -30.0, 1.0]])
-    layer = keras.layers.Dense(3, kind)
-    layer.build((1, 1))
-    model = keras.Sequential([keras.Input((1,)), layer])
+    model = keras.Sequential([keras.Input((1,)), layer := keras.layers.Dense(3, kind)])
     layer.kernel.assign(logits)
     loss = SmoothedCrossentropy() if kind == "softmax" else SigmoidCrossentropy()
     model.compile(keras.optimizers.SGD(1.0), loss)
-    model.train_on_batch(np.ones((1, 1)), np.array([[0.0, 1.0, 0.0]]))
-    target = np.array([0.0, 1.0, 0.0])
-    if kind == "softmax":
-        gradient = np.exp(logits) / np.exp(logits).sum() - target
-    else:
-        gradient = (1 / (1 + np.exp(-logits)) - target) / 3
+    target = np.array([[0.0, 1.0, 0.0]])
+    model.train_on_batch(np.ones((1, 1)), target)
+    gradient = (1 / (1 + np.exp(-logits)) - target) / 3
+    gradient = softmax(logits) - target if kind == "softmax" else gradient
     close(array(layer.bias), -gradient[0], 1e-4)
 
 
@@ -55,9 +51,8 @@ def test_a_sigmoid_head_trains_on_logits(head):
         model = tiny(kv.ViT)(classes=3, classifier_activation="sigmoid")
     else:
         model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, "sigmoid")])
-    layer = model.layers[-1]
+    layer, before = model.layers[-1], np.array([40.0, -40.0, 20.0])
     layer.kernel.assign(np.zeros(layer.kernel.shape))
-    before = np.array([40.0, -40.0, 20.0])
     layer.bias.assign(before)
     model.compile(keras.optimizers.SGD(3.0), SigmoidCrossentropy(), metrics=["binary_accuracy"])
     images, labels = np.ones((2, *model.input_shape[1:])), np.array([[0.0, 1.0, 1.0]] * 2)
@@ -89,7 +84,7 @@ def test_soft_distillation(temperature, from_logits):
         PerHead({"head": SmoothedCrossentropy(0.2), "other": SoftDistillation(2.0)}, {"head": 0.9}),
     ),
 )
-def test_serialization(loss):
+def test_losses_are_saved(loss):
     twin = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(loss))
     assert type(twin) is type(loss)
     assert twin.get_config() == loss.get_config()
@@ -97,10 +92,53 @@ def test_serialization(loss):
     close(array(twin(labels, outputs)), array(loss(labels, outputs)))
 
 
-def test_wrong_arguments():
-    with pytest.raises(ValueError, match="'head'"):
-        PerHead({"head_dist": SmoothedCrossentropy()})
-    with pytest.raises(ValueError, match="'mse'"):
-        PerHead({"head": "mse"})
-    with pytest.raises(ValueError, match="`temperature`"):
-        SoftDistillation(0.0)
+INTEGERS = np.array([0, 2, 1, 2])
+ONE_HOT = np.eye(3)[INTEGERS]
+SEVERAL = np.array([[0, 1, 1], [0, 0, 0], [1, 0, 0]])
+FLOATS = np.array([[0.2, -1.3, 7.5], [1.0, 0.0, 2.0]])
+TASKS = [
+    ("softmax", 3, INTEGERS, "classes"),
+    ("logits", 3, INTEGERS[:, None].astype("float32"), "classes"),
+    ("sigmoid", 3, INTEGERS, "classes"),
+    ("softmax", 3, ONE_HOT, "distributions"),
+    ("logits", 3, np.array([[0.2, 0.3, 0.5], [1.0, 0.0, 0.0]]), "distributions"),
+    ("sigmoid", 3, SEVERAL, "multi-label"),
+    ("sigmoid", 3, ONE_HOT, "multi-label"),
+    ("sigmoid", 1, np.array([0, 1, 1]), "binary"),
+    ("sigmoid", 1, np.array([[0.0], [1.0]]), "binary"),
+    ("logits", 3, FLOATS, "regression"),
+    ("logits", 1, np.array([23.0, 41.0]), "regression"),
+    ("logits", 1, np.array([[0.0], [1.0]]), "regression"),
+]
+
+
+@pytest.mark.parametrize("case", TASKS, ids=lambda case: f"{case[0]}-{case[3]}")
+def test_the_task_its_loss_and_its_metrics(case):
+    kind, classes, labels, expected = case
+    task = task_of(Outputs(kind, classes), labels)
+    assert task.kind == expected
+    targets = np.reshape(labels, (len(labels), -1)).astype("float32")
+    if expected == "classes":
+        targets = np.eye(classes, dtype="float32")[targets[:, 0].astype(int)]
+    outputs = np.random.default_rng(0).uniform(0.1, 0.9, targets.shape).astype("float32")
+    outputs = outputs / outputs.sum(-1, keepdims=True) if kind == "softmax" else outputs
+    p = softmax(outputs) if kind == "logits" else outputs
+    for smoothing in (0.0, 0.2):
+        smoothed = targets * (1 - smoothing) + smoothing / (2 if kind == "sigmoid" else classes)
+        if expected == "regression":
+            loss = (outputs - targets) ** 2
+        elif kind == "sigmoid":
+            loss = -smoothed * np.log(p) - (1 - smoothed) * np.log(1 - p)
+        else:
+            loss = -classes * smoothed * np.log(p)
+        close(array(task.loss(smoothing)(labels, outputs)), loss.mean())
+    for metric in task.metrics():
+        metric.update_state(labels, targets)
+        assert float(metric.result()) == (0 if metric.name == "mean_absolute_error" else 1)
+
+
+def test_accuracy_among_five():
+    for labels in (np.array([0, 5]), np.eye(6)[[0, 5]]):
+        names = [m.name for m in task_of(Outputs("softmax", 6), labels).metrics(top_5=True)]
+        assert names == ["accuracy", "top_5_accuracy"]
+    assert len(task_of(Outputs("softmax", 3), INTEGERS).metrics(top_5=True)) == 1

@@ -4,19 +4,11 @@ import keras
 import numpy as np
 import pytest
 from harness import array, close, numbers
+from keras.layers import Dense
+from training.fitting import same_weights
 
 import keras_vitx as kv
-from keras_vitx.layers import (
-    MLP,
-    Attention,
-    Block,
-    ClassToken,
-    ContextBroadcasting,
-    DenseHead,
-    DistilledHead,
-    PatchEmbedding,
-    TokenPooling,
-)
+from keras_vitx import layers
 from keras_vitx.models import Chain
 from keras_vitx.training import MixToken, SmoothedCrossentropy
 
@@ -24,32 +16,32 @@ CLASSES, SMOOTHING = 4, 0.1
 HALVES = kv.Preprocessing((0.5,) * 3, (0.5,) * 3)
 BOX = np.array([[False, True, False], [False, True, False]])
 EYE = np.eye(CLASSES)
+HEADS = {
+    "dense": lambda: [layers.DenseHead(CLASSES, "softmax", name="head")],
+    "token": lambda: [layers.DistilledHead(CLASSES, "softmax", name="head")],
+    "one": lambda: [
+        layers.TokenPooling("avg", name="pool"),
+        Dense(CLASSES, "softmax", name="head"),
+    ],
+}
+WEIGHTS = {
+    "dense": {"head": 1.0, "aux_head": 0.5},
+    "token": {"head": 0.5, "head_dist": 0.5},
+    "one": {"head": 1.0},
+}
 
 
-def toy(head="dense"):
+def toy(head="dense", between=(), **arguments):
     """A chain whose patches meet in their mean only."""
     keras.utils.set_random_seed(0)
-    tokens = [ClassToken(2 if head == "token" else 1, name="tokens")]
-    heads = {
-        "dense": lambda: [DenseHead(CLASSES, "softmax", name="head")],
-        "token": lambda: [DistilledHead(CLASSES, "softmax", name="head")],
-        "one": lambda: [
-            TokenPooling("avg", name="pool"),
-            keras.layers.Dense(CLASSES, "softmax", name="head"),
-        ],
-    }
-    layers = [
-        PatchEmbedding(6, 4, name="stem"),
-        *tokens,
-        ContextBroadcasting(name="mean"),
-        *heads[head](),
-    ]
-    return Chain(layers, (8, 12, 3), preprocessing=HALVES)
+    tokens = layers.ClassToken(2 if head == "token" else 1, name="tokens")
+    between = between or [layers.ContextBroadcasting(name="mean")]
+    chain = [layers.PatchEmbedding(6, 4, name="stem"), tokens, *between, *HEADS[head]()]
+    return Chain(chain, (8, 12, 3), preprocessing=HALVES, **arguments)
 
 
 def batch_of(count, soft=False):
-    random = np.random.default_rng(count)
-    integers = random.integers(0, CLASSES, count)
+    integers = np.random.default_rng(count).integers(0, CLASSES, count)
     return numbers((count, 8, 12, 3)), EYE[integers].astype("float32") if soft else integers
 
 
@@ -89,13 +81,6 @@ def mixed(labels, box):
     return (1 - box.mean()) * labels + box.mean() * labels[::-1]
 
 
-WEIGHTS = {
-    "dense": {"head": 1.0, "aux_head": 0.5},
-    "token": {"head": 0.5, "head_dist": 0.5},
-    "one": {"head": 1.0},
-}
-
-
 @pytest.mark.parametrize(
     "head,count,labels",
     (
@@ -111,26 +96,23 @@ def test_loss_and_gradients(head, count, labels):
     """The loss of a step, and the gradients of the classifiers' biases, in closed form."""
     model = toy(head)
     images, given = batch_of(count, labels == "soft")
-    targets = mixed(given if labels == "soft" else EYE[given], BOX)
-    own = np.repeat((given if labels == "soft" else EYE[given])[:, None], 6, 1)
+    of_images = given if labels == "soft" else EYE[given]
+    own = np.repeat(of_images[:, None], 6, 1)
     y = {"head": given, "mix_token": in_box(BOX, count)}
     if labels == "patches":
         own = np.random.default_rng(7).dirichlet(np.ones(CLASSES), (count, 6)).astype("float32")
         y["aux_head"] = own
 
-    outputs = outputs_of(model, images, BOX)
     expected, slopes = 0.0, {}
-    for name, output in outputs.items():
-        target = own if name == "aux_head" else targets
-        weight = WEIGHTS[head][name]
+    for name, output in outputs_of(model, images, BOX).items():
+        target, weight = own if name == "aux_head" else mixed(of_images, BOX), WEIGHTS[head][name]
         expected += weight * entropy(target, output).mean()
         smooth = (1 - SMOOTHING) * target + SMOOTHING / CLASSES
         slopes[name] = weight * (output - smooth).reshape(-1, CLASSES).mean(0)
 
     layer = model.get_layer("head")
     model.compile(keras.optimizers.SGD(1.0), SmoothedCrossentropy(SMOOTHING))
-    logs = model.train_on_batch(images, y, return_dict=True)
-    close(logs["loss"], expected)
+    close(model.train_on_batch(images, y, return_dict=True)["loss"], expected)
     for name, slope in slopes.items():
         dense = layer if head == "one" else getattr(layer, name)
         close(-array(dense.bias.value), slope, 1e-4)
@@ -139,19 +121,17 @@ def test_loss_and_gradients(head, count, labels):
 @pytest.mark.parametrize("head", (pytest.param("dense", marks=pytest.mark.backend_free), "one"))
 def test_sample_weights_and_accuracy(head):
     """The image in the larger part counts as the right one."""
-    model, count = toy(head), 5
-    images, given = batch_of(count)
+    model, (images, given) = toy(head), batch_of(5)
     weights = np.array([1.0, 0.5, 2.0, 0.0, 1.5], "float32")
+    optimizer, loss = keras.optimizers.SGD(0.0), SmoothedCrossentropy(SMOOTHING)
     for box in (BOX, ~BOX):
         outputs = outputs_of(model, images, box)
         expected = (weights * entropy(mixed(EYE[given], box), outputs["head"])).mean()
         if head == "dense":
             own = entropy(EYE[given][:, None], outputs["aux_head"]).mean(-1)
             expected += 0.5 * (weights * own).mean()
-        model.compile(
-            keras.optimizers.SGD(0.0), SmoothedCrossentropy(SMOOTHING), metrics=["accuracy"]
-        )
-        y = {"head": given, "mix_token": in_box(box, count)}
+        model.compile(optimizer, loss, metrics=["accuracy"])
+        y = {"head": given, "mix_token": in_box(box, 5)}
         logs = model.train_on_batch(images, y, weights, return_dict=True)
         close(logs["loss"], expected)
         seen = given if box.mean() <= 0.5 else given[::-1]
@@ -189,36 +169,32 @@ def killed(batch, logs):
 def test_a_run_with_a_teacher_that_was_killed_continues(tmp_path):
     """A teacher's targets and the boxes depend on the batch alone."""
     source = numbers((36, 8, 12, 3)).clip(0, 1), np.arange(36) % CLASSES
-    images = keras.Input((8, 12, 3))
-    teacher = keras.Model(images, keras.layers.Dense(CLASSES)(keras.layers.Flatten()(images)))
+    teacher = keras.Sequential([keras.Input((8, 12, 3)), keras.layers.Flatten(), Dense(CLASSES)])
     teacher.preprocessing = HALVES
-    whole, weights = toy("one"), toy("one").get_weights()
-    arguments = {"epochs": 2, "batch_size": 9, "warmup_epochs": 0, "verbose": 0, "save_every": 1}
-    arguments |= {"teacher": teacher, "mix_token": True, "result": "last"}
-    kv.fit(whole, source, output=tmp_path / "whole", **arguments)
-    parts, arguments["output"] = toy("one"), tmp_path / "parts"
+    options = {"epochs": 2, "batch_size": 9, "warmup_epochs": 0, "verbose": 0, "save_every": 1}
+    options |= {"teacher": teacher, "mix_token": True, "result": "last"}
+    whole, parts = toy("one"), toy("one")
+    kv.fit(whole, source, output=tmp_path / "whole", **options)
     stop = keras.callbacks.LambdaCallback(on_train_batch_end=killed)
     with pytest.raises(RuntimeError, match="killed"):
-        kv.fit(parts, source, callbacks=[stop], **arguments)
-    parts.set_weights(weights)
-    kv.fit(parts, source, resume=True, **arguments)
-    for one, other in zip(parts.get_weights(), whole.get_weights(), strict=True):
-        np.testing.assert_array_equal(one, other)
+        kv.fit(parts, source, callbacks=[stop], output=tmp_path / "parts", **options)
+    parts = toy("one")
+    kv.fit(parts, source, resume=True, output=tmp_path / "parts", **options)
+    same_weights(parts, whole)
 
 
 def test_the_loop_over_depth():
     """Under JAX, equal blocks are run as a loop, unless `scan` is off."""
     images, labels = batch_of(3)
     y = {"head": labels, "mix_token": in_box(BOX, 3)}
-    losses, weights = [], None
+    losses = []
     for how in ({}, {"scan": False}, {"remat": True}):
-        keras.utils.set_random_seed(0)
-        blocks = [Block(Attention(2), MLP(2), name=f"blocks_{i}") for i in range(3)]
-        stem, tokens, _, head = toy().layers
-        layers = [type(one).from_config(one.get_config()) for one in (stem, tokens, head)]
-        model = Chain([*layers[:2], *blocks, layers[2]], (8, 12, 3), **how)
-        weights = weights or model.get_weights()
-        model.set_weights(weights)
+        between = [
+            layers.Block(layers.Attention(2), layers.MLP(2), name=f"blocks_{i}") for i in range(3)
+        ]
+        model = toy("dense", between, **how)
+        for index, variable in enumerate(model.trainable_variables):
+            variable.assign(numbers(variable.shape, index, 0.2))
         model.compile(keras.optimizers.SGD(0.1), SmoothedCrossentropy())
         losses.append([model.train_on_batch(images, y, return_dict=True)["loss"] for _ in "12"])
     assert losses[0][0] != losses[0][1]
@@ -230,8 +206,8 @@ def test_the_loop_over_depth():
 def test_boxes_depend_on_seed_epoch_and_index():
     images, labels = batch_of(50)
     given = [(images[start : start + 5], labels[start : start + 5]) for start in range(0, 50, 5)]
-    model, boxes = Chain([PatchEmbedding(6, 4)], (40, 56, 3)), {}
-    for seed, epoch in ((0, 0), (0, 1), (1, 0), (1, 1)):
+    model, boxes = Chain([layers.PatchEmbedding(6, 4)], (40, 56, 3)), {}
+    for seed, epoch in np.ndindex(2, 2):
         batches = MixToken(given, model, seed=seed)
         batches.set_epoch(epoch)
         for index in range(len(batches)):
@@ -249,12 +225,3 @@ def test_boxes_depend_on_seed_epoch_and_index():
     assert (every == every.any(2)[:, :, None] & every.any(1)[:, None]).all()
     areas = every.mean((1, 2))
     assert min(areas) < 0.1 and max(areas) > 0.6 and 0.25 < areas.mean() < 0.5
-
-
-@pytest.mark.backend_free
-def test_wrong_arguments():
-    with pytest.raises(ValueError, match="`alpha` must be above 0"):
-        MixToken([], toy(), alpha=0)
-    for model in (keras.Sequential(name="mine"), Chain([keras.layers.Flatten()], (8, 12, 3))):
-        with pytest.raises(ValueError, match=f"after the patch embedding.*{model.name}"):
-            MixToken([], model)

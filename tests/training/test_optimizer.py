@@ -1,7 +1,7 @@
 import keras
 import numpy as np
 import pytest
-from harness import BACKEND, FAMILIES, array, close, randomize
+from harness import BACKEND, FAMILIES, array, close, numbers, randomize
 from keras import ops
 
 from keras_vitx.training import Recipe
@@ -15,13 +15,6 @@ PROJECTIONS = {"qkv", "q", "k", "qk", "v", "proj", "pos_proj", "fc1", "fc2"}
 
 
 needs_muon = pytest.mark.skipif(not has_muon(), reason="Keras's Muon before 3.13 is another")
-
-
-@pytest.mark.backend_free
-@pytest.mark.skipif(has_muon(), reason="as needs_muon")
-def test_muon_of_an_older_keras():
-    with pytest.raises(ImportError, match=r"needs Keras 3\.13 or later\. Received: Keras 3"):
-        Muon()
 
 
 @needs_muon
@@ -114,30 +107,21 @@ BASE = Recipe("mine").replace(
 )
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        {"clip_norm": 0.5},
-        {"layer_decay": 0.5},
-        {"layer_decay": 0.5, "clip_norm": 0.5, "ema": 0.7, "accumulate_steps": 2},
-        {"ema": 0.7},
-        pytest.param({"algorithm": "muon"}, marks=needs_muon),
-        pytest.param(
-            {"algorithm": "muon", "layer_decay": 0.5, "ema": 0.7, "accumulate_steps": 2},
-            marks=needs_muon,
-        ),
-    ],
-    ids=lambda changes: "-".join(changes) or "plain",
-)
+LAYERS, SEVERAL = {"layer_decay": 0.5}, {"layer_decay": 0.5, "ema": 0.7, "accumulate_steps": 2}
+CHANGES = [
+    *({}, {"clip_norm": 0.5}, {"ema": 0.7}, LAYERS, {"clip_norm": 0.5, **SEVERAL}),
+    pytest.param({"algorithm": "muon"}, marks=needs_muon),
+    pytest.param({"algorithm": "muon", **SEVERAL}, marks=needs_muon),
+]
+
+
+@pytest.mark.parametrize("changes", CHANGES, ids=lambda changes: "-".join(changes) or "plain")
 def test_updates_are_those_of_numpy(changes):
     """Through `fit`, compiled as the backend compiles it."""
     recipe = BASE.replace(**changes)
     model = two_layers()
     parts, updates = recipe.accumulate_steps, 5
-    random = np.random.default_rng(0)
-    x = random.normal(size=(updates, 4 * parts, 2)).astype("float32")
-    y = random.normal(size=(updates, 4 * parts, 1)).astype("float32")
+    x, y = numbers((updates, 4 * parts, 2)), numbers((updates, 4 * parts, 1), seed=1)
 
     def rate(update):
         # Two batches of the optimizer per epoch, one epoch of warm-up from 0.
@@ -185,14 +169,12 @@ def test_rates_fall_toward_the_images(family):
     assert set(rate_factors(outer, 1)) == {1}
 
 
-@pytest.mark.parametrize(
-    ("changes", "made"),
-    [
-        ({}, type(keras.optimizers.AdamW())),  # Under PyTorch, it updates all variables at once.
-        ({"layer_decay": 0.5, "ema": 0.7}, LayerwiseAdamW),
-        pytest.param({"layer_decay": 0.5, "ema": 0.7, "algorithm": "muon"}, Muon, marks=needs_muon),
-    ],
-)
+# Under PyTorch, Keras's own is of a class that updates all variables at once.
+MADE = [({}, type(keras.optimizers.AdamW())), ({**LAYERS, "ema": 0.7}, LayerwiseAdamW)]
+MADE += [pytest.param({**LAYERS, "ema": 0.7, "algorithm": "muon"}, Muon, marks=needs_muon)]
+
+
+@pytest.mark.parametrize(("changes", "made"), MADE)
 def test_saved_and_loaded(tmp_path, changes, made):
     """Decay of kernels and rates per layer survive, as does the state."""
     model = two_layers()
@@ -214,11 +196,9 @@ def test_saved_and_loaded(tmp_path, changes, made):
 def test_statistics_of_normalization_are_averaged(dtype, tmp_path):
     """From their start, as in timm's ModelEmaV2, through saving and a second `fit`."""
     model = FAMILIES["DeepViT"](dtype=dtype)
-    model.compile(
-        make_optimizer(model, BASE.replace(ema=0.7), 2), "sparse_categorical_crossentropy"
-    )
-    images = np.random.default_rng(0).normal(size=(4, *model.input_shape[1:])).astype("float32")
-    labels = np.arange(4) % 2
+    optimizer = make_optimizer(model, BASE.replace(ema=0.7), 2)
+    model.compile(optimizer, "sparse_categorical_crossentropy")
+    images, labels = numbers((4, *model.input_shape[1:])), np.arange(4) % 2
     average = [array(v.value).copy() for v in statistics(model)]
     assert average
     for _ in range(3):
@@ -246,7 +226,7 @@ def statistics(model):
 
 
 @pytest.mark.parametrize("size", (1e-3, 1e-7, 1e-9))
-@pytest.mark.parametrize("changes", ({}, {"layer_decay": 0.5}), ids=("AdamW", "LayerwiseAdamW"))
+@pytest.mark.parametrize("changes", ({}, LAYERS), ids=("AdamW", "LayerwiseAdamW"))
 def test_small_gradients_move_as_in_pytorch(size, changes):
     """Epsilon is added to the corrected root, so a constant gradient moves at a constant speed."""
     model = two_layers()
@@ -264,7 +244,7 @@ def test_small_gradients_move_as_in_pytorch(size, changes):
                 np.testing.assert_allclose(moved, factor * distance, rtol=2e-3, atol=2e-7)
 
 
-@pytest.mark.parametrize("changes", ({}, {"layer_decay": 0.5}), ids=str)
+@pytest.mark.parametrize("changes", ({}, LAYERS), ids=str)
 def test_nothing_that_decays(changes):
     """Where only the biases are trained."""
     model = two_layers()
@@ -306,14 +286,16 @@ def test_operations_do_not_grow_with_the_number_of_variables(changes):
 
 
 @pytest.mark.backend_free
-def test_what_does_not_fit(caplog):
-    with pytest.raises(ValueError, match=r"`accumulate_steps` must divide batch_size=64.*3"):
-        make_optimizer(two_layers(), Recipe("mine", accumulate_steps=3), 10)
-    for made in (LayerwiseAdamW, Muon)[: 1 + has_muon()]:
-        with pytest.raises(ValueError, match=r"`rate_factors` must have one factor per .* 4.* 2"):
-            made(rate_factors=(1.0, 0.5)).build(two_layers().trainable_variables)
+def test_a_moving_average_over_more_than_the_run_is_named(caplog):
     recipe = Recipe("mine", epochs=10, ema=0.99)
     make_optimizer(two_layers(), recipe, steps_per_epoch=30)
     assert "ema" not in caplog.text
     make_optimizer(two_layers(), recipe, steps_per_epoch=29)
     assert "(ema=0.99) spans about 100 updates, but the run has 290" in caplog.text
+
+
+@pytest.mark.backend_free
+@pytest.mark.skipif(has_muon(), reason="as needs_muon")
+def test_muon_of_an_older_keras():
+    with pytest.raises(ImportError, match=r"needs Keras 3\.13 or later\. Received: Keras 3"):
+        Muon()

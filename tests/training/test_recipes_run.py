@@ -1,11 +1,10 @@
 """`fit` by recipes: every recipe in short, the moving average, which epoch is the result."""
 
-import json
-
 import keras
 import numpy as np
 import pytest
 from harness import FAMILIES, array, blocks
+from training.fitting import best_of, run_of, same_weights
 
 import keras_vitx as kv
 from keras_vitx.training import Recipe, list_recipes, recipes
@@ -20,12 +19,11 @@ SOURCE = (IMAGES, LABELS), (IMAGES[:7], LABELS[:7]), (IMAGES[:4], LABELS[:4])
 @pytest.mark.parametrize("name", list_recipes())
 def test_a_short_trial(name, tmp_path):
     recipe = recipes.get(name).smoke()
-    arguments = {"drop_path": 0.0, "name": "model"}
     if recipe.similarity:
-        recipe, arguments = recipe.replace(similarity_depth=1), arguments | {"dense_head": True}
-        model = FAMILIES["RefinedViT"](**arguments)
+        recipe = recipe.replace(similarity_depth=1)
+        model = FAMILIES["RefinedViT"](drop_path=0.0, dense_head=True)
     else:
-        model = FAMILIES["CaiT"](**arguments)
+        model = FAMILIES["CaiT"](drop_path=0.0)
     before = model.get_weights()
     history = kv.fit(model, SOURCE, recipe, output=tmp_path, verbose=0)
     epochs = 3 if recipe.cooldown_epochs else 2
@@ -37,10 +35,8 @@ def test_a_short_trial(name, tmp_path):
     saved = keras.saving.load_model(tmp_path / f"{recipe.result}.keras")
     rate = recipe.drop_path or 0.0
     assert max(block.drop_path for block in blocks(saved)) == pytest.approx(rate)
-    facts = json.loads((tmp_path / "run.json").read_text())
-    assert recipe.result == "best" or facts["best_epoch"] == epochs
-    for one, other in zip(saved.weights, model.weights, strict=True):
-        np.testing.assert_array_equal(array(one.value), array(other.value), err_msg=one.path)
+    assert recipe.result == "best" or run_of(tmp_path)["best_epoch"] == epochs
+    same_weights(saved, model)
 
 
 class Watch(keras.callbacks.Callback):
@@ -60,9 +56,8 @@ class Watch(keras.callbacks.Callback):
 @pytest.mark.parametrize("result", ("best", pytest.param("last", marks=pytest.mark.backend_free)))
 def test_the_average_is_measured_and_kept(result, tmp_path):
     keras.utils.set_random_seed(0)
-    model = keras.Sequential(
-        [keras.Input((6, 6, 3)), keras.layers.Flatten(), keras.layers.Dense(5, "softmax")]
-    )
+    head = keras.layers.Dense(5, "softmax")
+    model = keras.Sequential([keras.Input((6, 6, 3)), keras.layers.Flatten(), head])
     model.preprocessing = kv.Preprocessing((0.5,) * 3, (0.5,) * 3)
     # The rate is so high that the loss rises after the first epochs.
     recipe = Recipe("mine", augmentation=None, result=result).replace(
@@ -80,8 +75,7 @@ def test_the_average_is_measured_and_kept(result, tmp_path):
         assert kv.evaluate(model, validation)["loss"] == pytest.approx(logged, rel=1e-4)
     chosen = 3
     if result == "best":
-        columns = history.history["val_loss"], -np.array(history.history["val_accuracy"])
-        chosen = int(np.lexsort(columns)[0])
+        chosen = best_of(history.history)
     saved = keras.saving.load_model(tmp_path / f"{result}.keras")
     for found, expected in zip(saved.get_weights(), watch.epochs[chosen][1], strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-6)
@@ -102,11 +96,9 @@ def test_the_regularizer_is_part_of_the_loss(family, over):
         keras.utils.set_random_seed(0)
         settings = {"similarity": 0.1, "similarity_depth": 3, "similarity_over": over}
         model = FAMILIES[family](depth=4, drop_path=0.0, **settings)
-        history = kv.fit(
-            model, SOURCE, similarity=weight, similarity_depth=3, epochs=1, batch_size=8,
-            warmup_epochs=0, learning_rate=1e-12, final_learning_rate=0.0, augmentation=None,
-            verbose=0,
-        )  # fmt: skip
+        changes = {"epochs": 1, "batch_size": 8, "warmup_epochs": 0, "augmentation": None}
+        changes |= {"learning_rate": 1e-12, "final_learning_rate": 0.0, "similarity": weight}
+        history = kv.fit(model, SOURCE, similarity_depth=3, verbose=0, **changes)
         losses.append(history.history["loss"][0])
     assert abs(losses[1] - losses[0]) > 1e-4
     assert losses[2] - losses[0] == pytest.approx(2 * (losses[1] - losses[0]), rel=1e-3)

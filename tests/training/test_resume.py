@@ -12,17 +12,11 @@ import signal
 import keras
 import numpy as np
 import pytest
-from harness import BACKEND
 from PIL import Image
 
 import keras_vitx as kv
-from keras_vitx.training import resumable_fit
-from keras_vitx.training.resume import (
-    read_last_state,
-    read_state,
-    remove_stale_files,
-    write_state,
-)
+from keras_vitx.training import resumable_fit, resume
+from keras_vitx.training.resume import read_last_state, read_state, write_state
 from keras_vitx.training.source import fingerprint
 
 random = np.random.default_rng(0)
@@ -72,12 +66,12 @@ def run(output, seed=0, stop=None, **arguments):
     )
 
 
+def rows_of(output):
+    return list(csv.DictReader((output / "history.csv").open()))
+
+
 def last_state(output):
     return read_last_state(output / "checkpoints")
-
-
-def rows_of(path):
-    return list(csv.DictReader(path.open()))
 
 
 def same(one, other, where=""):
@@ -118,7 +112,7 @@ def test_a_stopped_run_continues_bit_for_bit(tmp_path, caplog):
     first, last, other = map(read_state, (files[0][0], files[0][-1], files[1][-1]))
     same(last, other)
     assert any(not np.array_equal(a, last["arrays"][n]) for n, a in first["arrays"].items())
-    rows = [rows_of(tmp_path / name / "history.csv") for name in ("whole", "parts")]
+    rows = [rows_of(tmp_path / name) for name in ("whole", "parts")]
     assert [row["learning_rate"] for row in rows[0]] == [row["learning_rate"] for row in rows[1]]
     assert float(rows[0][0]["images_per_second"]) > 0
 
@@ -132,32 +126,35 @@ def stopped(tmp_path_factory):
     return output
 
 
+IMAGES, LABELS = SOURCE
+OTHERS = {
+    "learning_rate was 0.01, is now 0.02": {"learning_rate": 0.02},
+    "seed was 0, is now 1": {"seed": 1},
+    r"recipe.augmentation was \{...\}, is now None": {"augmentation": None},
+    r"class_weight was \{...\}, is now None": {"class_weight": None},
+    "class_weight.0 was 2.0, is now 3.0": {"class_weight": {0: 3.0}},
+    "num_heads was 2, is now 4": {"model": {"num_heads": 4}},
+    "variables": {"model": {"dim": 16}},
+    r"model.layers was \[7 values\], is now \[8 values\]": {"model": {"depth": 2}},
+    "data.train.pixels": {"source": (255 - IMAGES, LABELS)},
+    "data.train.images was 42, is now": {"source": (IMAGES[:48], LABELS[:48])},
+    "`resume=True`": {"resume": False},
+    "`output` must be a directory": {"output": None},
+    "`keep` must be at least 1": {"keep": 0},
+    "must hold a run with checkpoints": {"output": "another"},
+}
+
+
 @pytest.mark.backend_free
 def test_another_run_is_not_resumed(stopped, tmp_path):
-    images, labels = SOURCE
+    (tmp_path / "history.csv").touch()
     before = {path: path.read_bytes() for path in stopped.rglob("*") if path.is_file()}
-    for changes, message in (
-        ({"learning_rate": 0.02}, "learning_rate was 0.01, is now 0.02"),
-        ({"seed": 1}, "seed was 0, is now 1"),
-        ({"augmentation": None}, r"recipe.augmentation was \{...\}, is now None"),
-        ({"class_weight": None}, r"class_weight was \{...\}, is now None"),
-        ({"class_weight": {0: 3.0}}, r"class_weight.0 was 2.0, is now 3.0"),
-        ({"model": network(num_heads=4)}, "num_heads was 2, is now 4"),
-        ({"model": network(dim=16)}, "variables"),
-        ({"model": network(depth=2)}, r"model.layers was \[7 values\], is now \[8 values\]"),
-        ({"source": (255 - images, labels)}, "data.train.pixels"),
-        ({"source": (images[:48], labels[:48])}, "data.train.images was 42, is now"),
-        ({"resume": False}, "`resume=True`"),
-        ({"output": None}, "`output` must be a directory"),
-        ({"keep": 0}, "`keep` must be at least 1"),
-    ):
-        settings = {"model": network(), "source": SOURCE, "class_weight": {0: 2.0}}
-        settings |= {**SETTINGS, "output": stopped, "resume": True, **changes}
+    for message, changes in OTHERS.items():
+        settings = {"source": SOURCE, "class_weight": {0: 2.0}, "output": stopped, "resume": True}
+        settings |= {**SETTINGS, **changes, "model": network(**changes.get("model", {}))}
+        settings["output"] = tmp_path if settings["output"] == "another" else settings["output"]
         with pytest.raises(ValueError, match=message):
             kv.fit(**settings)
-    (tmp_path / "history.csv").touch()
-    with pytest.raises(ValueError, match="must hold a run with checkpoints"):
-        run(tmp_path, resume=True)
     assert {path: path.read_bytes() for path in stopped.rglob("*") if path.is_file()} == before
 
 
@@ -182,7 +179,7 @@ def test_a_finished_run_is_extended(tmp_path):
     assert history.epoch == [0, 1, 2, 3]
     assert int(model.optimizer.iterations) == 4 * STEPS
     assert last_state(tmp_path)["epoch"] == 4
-    assert [row["epoch"] for row in rows_of(tmp_path / "history.csv")] == ["1", "2", "3", "4"]
+    assert [row["epoch"] for row in rows_of(tmp_path)] == ["1", "2", "3", "4"]
     with pytest.raises(ValueError, match=r"data.train.images was 42, is now"):
         run(tmp_path, resume=True, epochs=6, fraction=0.5)
 
@@ -193,16 +190,16 @@ def test_a_broken_file_gives_way_to_the_one_before(stopped, tmp_path, caplog):
     shutil.copytree(stopped / "checkpoints", directory)
     last = sorted(directory.iterdir())[-1]
     last.write_bytes(last.read_bytes()[:1000])
-    for path in (
-        directory / ".unfinished-step-abc",
-        directory.parent / ".unfinished-best.keras-abc",
+    # The last one is of an export to the same directory.
+    for left in (
+        "checkpoints/.unfinished-step-abc",
+        ".unfinished-best.keras-abc",
+        ".unfinished-m.onnx-abc",
     ):
-        path.mkdir()
-    # Of an export to the same directory.
-    (directory.parent / ".unfinished-m.onnx-abc").mkdir()
+        (directory.parent / left).mkdir()
     assert read_last_state(directory)["step"] == 4
     assert last.name in caplog.text
-    remove_stale_files(directory)
+    resume.remove_stale_files(directory)
     assert [path.name for path in directory.parent.rglob(".*")] == [".unfinished-m.onnx-abc"]
     for path in directory.iterdir():
         path.write_bytes(b"")
@@ -258,23 +255,15 @@ class Numbers(keras.utils.PyDataset):
         return random.normal(size=(4, 3)), random.normal(size=(4, 1))
 
 
-def note(events):
-    """A callback that notes what it hears of a training."""
-    return keras.callbacks.LambdaCallback(
-        on_train_begin=lambda logs: events.append("begin"),
-        on_train_end=lambda logs: events.append("end"),
-        on_epoch_end=lambda epoch, logs: events.append(f"epoch {epoch}"),
-        on_train_batch_end=lambda batch, logs: events.append(batch),
-    )
-
-
 @pytest.mark.backend_free
 @pytest.mark.parametrize("steps", [6, 3])
 @pytest.mark.parametrize("kind", ["PyDataset", "DataLoader"])
 def test_the_users_own_batches_and_callbacks(kind, steps, tmp_path):
     """With `model.compile`, and callbacks, which hear of each step and epoch once."""
-    if kind == "DataLoader" and BACKEND != "torch":
-        pytest.skip("a DataLoader is PyTorch's")
+    batches = Numbers()
+    if kind == "DataLoader":
+        data = pytest.importorskip("torch").utils.data
+        batches = data.DataLoader([batches[i] for i in range(6)], batch_size=None)
 
     def fit(name, loss="mse", stop=(), **arguments):
         keras.utils.set_random_seed(0)
@@ -283,19 +272,19 @@ def test_the_users_own_batches_and_callbacks(kind, steps, tmp_path):
         dense = keras.layers.Dense(4), keras.layers.Dense(1)
         model = keras.Sequential([keras.Input((3,)), dense[0], dropout, dense[1]])
         model.compile(keras.optimizers.Adam(0.01), loss)
-        batches, heard = Numbers(), []
-        if kind == "DataLoader":
-            import torch
-
-            listed = [batches[i] for i in range(6)]
-            batches = torch.utils.data.DataLoader(listed, batch_size=None)
-        logger = keras.callbacks.CSVLogger(tmp_path / f"{name}.csv", append=True)
+        heard = []
+        note = keras.callbacks.LambdaCallback(
+            on_train_begin=lambda logs: heard.append("begin"),
+            on_train_end=lambda logs: heard.append("end"),
+            on_epoch_end=lambda epoch, logs: heard.append(f"epoch {epoch}"),
+            on_train_batch_end=lambda batch, logs: heard.append(batch),
+        )
+        (tmp_path / name).mkdir(exist_ok=True)
+        logger = keras.callbacks.CSVLogger(tmp_path / name / "history.csv", append=True)
+        arguments |= {"steps_per_epoch": steps if steps < 6 else None, "save_every": 1}
+        arguments |= {"epochs": 3, "directory": tmp_path / name / "run", "verbose": 0}
         with pytest.raises(RuntimeError) if stop else contextlib.nullcontext():
-            resumable_fit(
-                model, batches, epochs=3, directory=tmp_path / name, save_every=1, verbose=0,
-                callbacks=[note(heard), logger, *stop],
-                steps_per_epoch=steps if steps < 6 else None, **arguments,
-            )  # fmt: skip
+            resumable_fit(model, batches, callbacks=[note, logger, *stop], **arguments)
         return model.get_weights(), heard
 
     whole, everything = fit("whole")
@@ -306,7 +295,7 @@ def test_the_users_own_batches_and_callbacks(kind, steps, tmp_path):
     same(whole, weights)
     assert before + after[1:] == everything
     assert everything[-2:] == ["epoch 2", "end"] and everything.count(steps - 1) == 3
-    assert [row["epoch"] for row in rows_of(tmp_path / "parts.csv")] == ["0", "1", "2"]
+    assert [row["epoch"] for row in rows_of(tmp_path / "parts")] == ["0", "1", "2"]
 
 
 @pytest.mark.backend_free

@@ -17,15 +17,18 @@ pytestmark = pytest.mark.backend_free
 CLASSES = 3
 RANDOM = np.random.default_rng(0)
 GRIDS = RANDOM.dirichlet(np.ones(CLASSES), (5, 4, 4)).astype("float32")
+BLOCKS = RANDOM.integers(0, CLASSES, (36, 4, 4))
+# Each class is a color, that of each patch.
+COLORS = (255 * np.eye(CLASSES)[BLOCKS]).astype("uint8").repeat(4, 1).repeat(4, 2)
+SOURCE = COLORS, np.arange(36) % CLASSES
+BY_COLOR = np.eye(CLASSES, dtype="float32")[BLOCKS]
+SHORT = {"batch_size": 9, "warmup_epochs": 0, "verbose": 0}
 
 
 def model_of(size=(16, 16)):
     keras.utils.set_random_seed(0)
-    layers = [
-        PatchEmbedding(6, 4, name="stem"),
-        ClassToken(name="token"),
-        DenseHead(CLASSES, "softmax", name="head"),
-    ]
+    head = DenseHead(CLASSES, "softmax", name="head")
+    layers = [PatchEmbedding(6, 4, name="stem"), ClassToken(name="token"), head]
     return Chain(layers, (*size, 3), preprocessing=kv.Preprocessing((0.5,) * 3, (0.5,) * 3))
 
 
@@ -39,9 +42,10 @@ def bilinear(grid, y, x):
     return (1 - (y - i)) * top + (y - i) * bottom
 
 
+PART = Window(0.1, 0.3, 0.5, 0.6)
 WINDOWS = {
     "whole": Window(),
-    "part": Window(0.1, 0.3, 0.5, 0.6),
+    "part": PART,
     "tiny": Window(0.4, 0.2, 0.1, 0.05),
     "shifted": Window(-0.125, 0.0625),
 }
@@ -50,31 +54,33 @@ WINDOWS = {
 @pytest.mark.parametrize("name", WINDOWS)
 @pytest.mark.parametrize("flip", (False, True))
 @pytest.mark.parametrize("size", ((2, 3), (4, 4), (7, 5)))
-def test_sampling(name, flip, size):
-    """RoIAlign, sample by sample."""
+def test_sampling_is_roi_align(name, flip, size):
     grid, window = RANDOM.random((4, 6, 2)), WINDOWS[name]
     expected = np.zeros((*size, 2))
     height, width = window.height * 4 / size[0], window.width * 6 / size[1]
-    for a in range(size[0]):
-        for b in range(size[1]):
-            counts = [max(int(np.ceil(side)), 1) for side in (height, width)]
-            samples = [
-                bilinear(
-                    grid,
-                    window.top * 4 + (a + (i + 0.5) / counts[0]) * height,
-                    window.left * 6 + (b + (j + 0.5) / counts[1]) * width,
-                )
-                for i in range(counts[0])
-                for j in range(counts[1])
-            ]
-            expected[a, size[1] - 1 - b if flip else b] = np.mean(samples, 0)
+    down, right = (max(int(np.ceil(side)), 1) for side in (height, width))
+    for a, b in np.ndindex(size):
+        samples = [
+            bilinear(
+                grid,
+                window.top * 4 + (a + (i + 0.5) / down) * height,
+                window.left * 6 + (b + (j + 0.5) / right) * width,
+            )
+            for i, j in np.ndindex(down, right)
+        ]
+        expected[a, size[1] - 1 - b if flip else b] = np.mean(samples, 0)
     np.testing.assert_allclose(sample(grid, window._replace(flip=flip), size), expected, atol=1e-6)
 
 
-def test_the_whole_image_on_its_own_grid():
+def test_the_grid_of_an_image():
+    """Whole, in part, and at another resolution: labels on a grid of 3, patches on one of 5."""
     labels = TokenLabels(GRIDS, model_of())
     np.testing.assert_allclose(labels(3, Window()), GRIDS[3].reshape(16, CLASSES), atol=1e-6)
-    np.testing.assert_allclose(labels(1, WINDOWS["part"]).sum(-1), 1, atol=1e-6)
+    np.testing.assert_allclose(labels(1, PART).sum(-1), 1, atol=1e-6)
+    window = PART._replace(flip=True)
+    found = TokenLabels(GRIDS, model_of((20, 20)), relabel_size=3)(1, window)
+    expected = sample(sample(GRIDS[1], window, (3, 3)), Window(), (5, 5))
+    np.testing.assert_allclose(found, expected.reshape(25, CLASSES), atol=1e-6)
 
 
 @pytest.mark.parametrize("from_logits", (False, True))
@@ -87,10 +93,10 @@ def test_the_highest_scores(from_logits, among):
     dense[...] = 0 if from_logits else 1 - scores.sum(-1, keepdims=True)
     np.put_along_axis(dense, classes, scores, -1)
     given = TokenLabels((scores, classes), model_of(), from_logits)
-    expected = sample(dense[2], WINDOWS["part"], (4, 4)).reshape(16, CLASSES)
+    expected = sample(dense[2], PART, (4, 4)).reshape(16, CLASSES)
     if from_logits:
         expected = np.exp(expected) / np.exp(expected).sum(-1, keepdims=True)
-    np.testing.assert_allclose(given(2, WINDOWS["part"]), expected, atol=1e-6)
+    np.testing.assert_allclose(given(2, PART), expected, atol=1e-6)
     np.testing.assert_allclose(given(2, Window()).sum(-1), 1, atol=1e-6)
     by_path = TokenLabels({"a/2.jpg": (scores[2], classes[2])}, model_of(), from_logits)
     np.testing.assert_array_equal(by_path("a/2.jpg", Window()), given(2, Window()))
@@ -98,31 +104,28 @@ def test_the_highest_scores(from_logits, among):
 
 def test_the_class_head_learns_the_pooled_labels():
     """The released loss never reads the image's own label; `relabel=False` reads nothing else."""
-    logits, window = RANDOM.normal(size=(5, 4, 4, CLASSES)).astype("float32"), WINDOWS["part"]
-    pooled = np.exp(sample(logits[2], window, (1, 1))[0, 0])
-    found = TokenLabels(logits, model_of(), from_logits=True).of_image(2, window)
+    logits = RANDOM.normal(size=(5, 4, 4, CLASSES)).astype("float32")
+    pooled = np.exp(sample(logits[2], PART, (1, 1))[0, 0])
+    found = TokenLabels(logits, model_of(), from_logits=True).of_image(2, PART)
     np.testing.assert_allclose(found, pooled / pooled.sum(), atol=1e-6)
     mean = TokenLabels(GRIDS, model_of()).of_image(3, Window(flip=True))
     np.testing.assert_allclose(mean, GRIDS[3].mean((0, 1)), atol=1e-6)
 
-    source = COLORS[:8], np.arange(8) % 2
-    twos = np.broadcast_to(np.eye(CLASSES, dtype="float32")[2], (8, 4, 4, CLASSES))
-    for relabel in (True, False):
+    source, twos = (COLORS[:8], np.arange(8) % 2), np.zeros((8, 4, 4, CLASSES), "float32")
+    twos[..., 2] = 1
+    for relabel, expected in ((True, [2] * 8), (False, [0] * 4 + [1] * 4)):
         labels = TokenLabels(twos, model_of(), relabel=relabel)
         batches = kv.data.pipelines(source, model_of(), 8, targets=labels, validation_split=0.0)
         given = batches.train[0][1]
         assert (given["aux_head"].argmax(-1) == 2).all()
-        if relabel:
-            assert (given["head"].argmax(-1) == 2).all()
-        else:
-            assert sorted(given["head"]) == [0] * 4 + [1] * 4
+        assert sorted(given["head"].argmax(-1) if relabel else given["head"]) == expected
 
 
 def test_refiner_advanced_mixes_as_released():
     """MixUp and CutMix, in turn, mix the targets of both heads by the same coefficient."""
     mixing = kv.training.recipes.get("refiner_advanced").mixing
     assert mixing.cutmix == 1.0
-    own = np.broadcast_to(np.eye(CLASSES, dtype="float32")[SOURCE[1]][:, None, None], GRIDS_36)
+    own = np.broadcast_to(np.eye(CLASSES, dtype="float32")[SOURCE[1]][:, None, None], (36, 4, 4, 3))
     labels = TokenLabels(own, model_of())
     batches = kv.data.pipelines(SOURCE, model_of(), 8, targets=labels, mixing=mixing)
     for index in range(4):
@@ -130,24 +133,6 @@ def test_refiner_advanced_mixes_as_released():
         np.testing.assert_allclose(given["head"].sum(-1), 1, atol=1e-6)
         each = np.broadcast_to(given["head"][:, None], given["aux_head"].shape)
         np.testing.assert_allclose(given["aux_head"], each, atol=1e-6)
-
-
-def test_relabel_size():
-    """Fine-tuning at another resolution: labels on a grid of 3, patches on one of 5."""
-    model, window = model_of((20, 20)), WINDOWS["part"]._replace(flip=True)
-    found = TokenLabels(GRIDS, model, relabel_size=3)(1, window)
-    between = sample(GRIDS[1], window, (3, 3))
-    np.testing.assert_allclose(
-        found, sample(between, Window(), (5, 5)).reshape(25, CLASSES), atol=1e-6
-    )
-
-
-BLOCKS = RANDOM.integers(0, CLASSES, (36, 4, 4))
-# Each class is a color, that of each patch.
-COLORS = (255 * np.eye(CLASSES)[BLOCKS]).astype("uint8").repeat(4, 1).repeat(4, 2)
-SOURCE = COLORS, np.arange(36) % CLASSES
-GRIDS_36 = (36, 4, 4, CLASSES)
-BY_COLOR = np.eye(CLASSES, dtype="float32")[BLOCKS]
 
 
 @pytest.mark.parametrize(("crop", "minimum"), (("random_resized", 0.9), ("shift", 0.75)))
@@ -165,9 +150,6 @@ def test_the_labels_of_an_image_stay_with_it(crop, minimum):
     assert sure.mean() > 0.3
     assert agree[sure].mean() > minimum
     assert agree.mean() > 0.7
-
-
-SHORT = {"batch_size": 9, "warmup_epochs": 0, "verbose": 0}
 
 
 @pytest.mark.parametrize("mix_token", (False, True))
@@ -188,33 +170,3 @@ def test_batches_of_your_own():
     history = kv.fit(model, batches.train, mix_token=True, epochs=2, **SHORT).history
     assert np.isfinite(history["loss"]).all()
     assert isinstance(model.loss, SmoothedCrossentropy)
-
-
-def fitted(source, **arguments):
-    return kv.fit(model_of(), source, epochs=1, **arguments, **SHORT)
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    (
-        (
-            lambda: TokenLabels(GRIDS, kv.ViT(8, 1, 2, patch_size=8, input_shape=(16, 16, 3))),
-            "dense_head=True",
-        ),
-        (lambda: TokenLabels(GRIDS[..., :2], model_of()), r"columns, 3\).*\(5, 4, 4, 2\)"),
-        (lambda: TokenLabels(GRIDS[0], model_of()), r"\(4, 4, 3\)"),
-        (lambda: TokenLabels((GRIDS, GRIDS[:4]), model_of()), "and"),
-        (lambda: TokenLabels(GRIDS, model_of())(5, Window()), "5 grids, and none .* 5"),
-        (lambda: TokenLabels({}, model_of())("a.jpg", Window()), "a.jpg"),
-        (lambda: TokenLabels(GRIDS, model_of())("a.jpg", Window()), "mapping"),
-        (lambda: TokenLabels(GRIDS, model_of(), relabel_size=0), "`relabel_size`"),
-        (lambda: fitted(SOURCE, token_labels=BY_COLOR[:20]), "20 grids, and none for the image"),
-        (
-            lambda: fitted(kv.data.pipelines(SOURCE, model_of()), token_labels=BY_COLOR),
-            "`token_labels` must be None",
-        ),
-    ),
-)
-def test_wrong_arguments(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()

@@ -1,0 +1,246 @@
+"""`fit`, `evaluate`, recipes, the task of labels, teachers, token labels, devices."""
+
+import keras
+import numpy as np
+from harness import FAMILIES
+from training import teachers
+from training.fitting import AGES, SHORT, TEST, TRAIN, Batched, Unlabeled, images_of, named, small
+from training.teachers import batches_of, student_of, teacher_of
+from training.test_token_labels import BY_COLOR, GRIDS, SOURCE, Window, model_of
+
+import keras_vitx as kv
+from keras_vitx import training
+from keras_vitx.losses import PerHead, SmoothedCrossentropy, SoftDistillation
+from keras_vitx.models import Chain
+from keras_vitx.outputs import Outputs, outputs_of, task_of
+from keras_vitx.training import Distillation, MixToken, Recipe, TokenLabels
+from keras_vitx.training.prepare import make_optimizer, match_head, set_similarity
+
+BACKEND_FREE = True
+IMAGES, LABELS = TRAIN
+NUMBERS, OWN = (IMAGES, LABELS / 7), Batched(*TRAIN)
+MINE = Recipe("mine")
+ONE_HOT, SEVERAL = np.eye(3)[[0, 2, 1, 2]], np.array([[0, 1, 1], [0, 0, 0], [1, 0, 0]])
+FLOATS = np.array([[0.2, -1.3, 7.5], [1.0, 0.0, 2.0]])
+
+
+def fit(source, model=None, **arguments):
+    return kv.fit(small() if model is None else model, source, **SHORT | arguments)
+
+
+def fit_named(path, classes=2, **arguments):
+    return fit(named(path / "named.npz", *TRAIN, ("left", "right")), small(classes), **arguments)
+
+
+def distil(**arguments):
+    return kv.fit(student_of(), teachers.PHOTOS, **teachers.SHORT | arguments)
+
+
+def label(source, **arguments):
+    return kv.fit(model_of(), source, epochs=1, batch_size=9, warmup_epochs=0, **arguments)
+
+
+def evaluate(source, *arguments, model=None, **options):
+    return kv.evaluate(small() if model is None else model, source, *arguments, **options)
+
+
+def task(kind, classes, labels):
+    return task_of(Outputs(kind, classes), labels)
+
+
+def from_dict(**changes):
+    return Recipe.from_dict({**MINE.to_dict(), **changes})
+
+
+def ends_in(layer, model=None):
+    """A model, and a layer behind it."""
+    model = small() if model is None else model
+    return keras.Model(model.inputs, layer(model.outputs[0]))
+
+
+def scaled():
+    return (model := small()) and keras.Model(model.inputs, model(model.inputs[0] * 2))
+
+
+def with_threshold():
+    model = small(8)
+    model.threshold = 0.3
+    return model
+
+
+def two_outputs():
+    teacher = teacher_of()
+    twice = keras.Model(teacher.inputs, [teacher.outputs[0]] * 2)
+    twice.preprocessing = teachers.OURS
+    return twice
+
+
+def of_imagenet(classes):
+    return kv.ViT(8, 1, 2, patch_size=8, input_shape=(16, 16, 3), classes=classes)
+
+
+ERRORS = {
+    ValueError: {
+        # fit
+        "2 classes (left, right). ...classes=2": lambda tmp_path: fit_named(tmp_path, 3),
+        "but the source arrays has 3 classes. ...classes=3": lambda: fit((IMAGES, LABELS + 1)),
+        "classes=1 and classifier_activation=None": lambda: fit((IMAGES, AGES)),
+        "softmax' or 'sigmoid'. Received: 'relu'": lambda: fit("no/folder", small(2, "relu")),
+        "several labels": lambda: fit((IMAGES, np.ones((48, 2)))),
+        "`source` must have batches (images, labels)": lambda: fit(Unlabeled(*TRAIN)),
+        "must not be an iterator... Pass a `PyD": lambda: fit(batch for batch in OWN),
+        "`model` must state...`model.preprocessing = ...'multiply": lambda: fit(TRAIN, scaled()),
+        "Put pooling and a `keras.layers.Dense(classes)` on top": lambda: fit(
+            TRAIN, FAMILIES["ViT"](include_top=False)
+        ),
+        "is not a directory, an .npz or a .csv file. Expected": lambda: fit(__file__),
+        "'x.foo', which does not exist. Expected": lambda: fit("x.foo"),
+        "`optimizer` ... `model.compile": lambda: fit(TRAIN, optimizer="sgd"),
+        "`callbacks` ...ReduceLROnPlateau... `model.compile": lambda: fit(
+            TRAIN, callbacks=[keras.callbacks.ReduceLROnPlateau()]
+        ),
+        "`head` must be ... Received: 'best'": lambda: fit(TRAIN, head="best"),
+        "`patience` must be None unless result='best'": lambda: fit(
+            TRAIN, recipe=Recipe("mine", result="last"), patience=2
+        ),
+        "`class_weight` ... Received: 'up'": lambda tmp_path: fit_named(
+            tmp_path, class_weight={"up": 1.0}
+        ),
+        "`class_weight` ... Received: 2": lambda tmp_path: fit_named(tmp_path, class_weight={2: 1}),
+        "`class_weight` ... Received: 0.5": lambda tmp_path: fit_named(
+            tmp_path, class_weight={0.5: 1.0}
+        ),
+        "`steps_per_epoch` must be at most the 2 batches": lambda: fit(TRAIN, steps_per_epoch=9),
+        "`steps_per_epoch` must be at most the 3 batches": lambda: fit(OWN, steps_per_epoch=9),
+        "`fraction` ... batches, which are used whole. Received: 0.5": lambda: fit(
+            OWN, fraction=0.5
+        ),
+        "`head` must be 'keep'": lambda: match_head(
+            ends_in(keras.layers.Activation("softmax"), FAMILIES["CaiT"]()), tuple("abc"), "fresh"
+        ),
+        # evaluate
+        "`split` must be ... Received: 'test'": lambda: evaluate(TRAIN, "test"),
+        "`split` must be None for your own batches": lambda: evaluate(OWN, "test"),
+        "`confusion` must be ... one class per image": lambda: evaluate(
+            NUMBERS, model=small(1, None), confusion=True
+        ),
+        "`scores`... Received: a regression task": lambda: evaluate(
+            NUMBERS, model=small(1, None), scores=True
+        ),
+        "`wrong` ... Received: a regression task": lambda: evaluate(
+            NUMBERS, model=small(1, None), wrong="wrong.png"
+        ),
+        "`crop_ratio` must be None": lambda: evaluate(OWN, crop_ratio=0.5),
+        "`crop_ratio` ... for cropped batches": lambda: evaluate((OWN, OWN), crop_ratio=0.5),
+        "`crop_ratio` ... Received: 0.5": lambda: evaluate(kv.data.Pipelines(OWN), crop_ratio=0.5),
+        "`per_image` must be None": lambda: evaluate(TEST, model={"a": small()}, per_image="a.csv"),
+        "`model.threshold` ... Received: 0.3": lambda: evaluate(
+            Batched(*images_of()), model=with_threshold()
+        ),
+        "`metric` must be ... Received: 'auc'": lambda: training.choose_threshold(
+            small(), TEST, None, metric="auc"
+        ),
+        "`restrict` must be False": lambda: evaluate(
+            (np.zeros((4, 16, 16, 3), "uint8"), [0, 1] * 2), model=of_imagenet(4), restrict=True
+        ),
+        # The task
+        "A head of 3 ... (softmax) and labels of shape (3, 3) (int64": lambda: task(
+            "softmax", 3, SEVERAL
+        ),
+        "A head of 3 ... (softmax) ...float64... classifier_activation=": lambda: task(
+            "softmax", 3, FLOATS
+        ),
+        "A head of 3 ... (logits)": lambda: task("logits", 3, SEVERAL),
+        "A head of 1 ... (logits)": lambda: task("logits", 1, np.array([0, 1, 1])),
+        "A head of 3 ... (softmax) and labels of shape (2,)": lambda: task(
+            "softmax", 3, np.array([0.5, 1.2])
+        ),
+        "A head of 3 ... (sigmoid)": lambda: task("sigmoid", 3, FLOATS),
+        "A head of 4 ... (softmax)": lambda: task("softmax", 4, ONE_HOT),
+        "0..1 ...0..2": lambda: task("softmax", 2, np.array([0, 2, 1, 2])),
+        # What is no classifier
+        "(None, 5, 8)": lambda: outputs_of(FAMILIES["ViT"](include_top=False)),
+        "'pool'": lambda: outputs_of(FAMILIES["ViT"](include_top=False, pooling="avg")),
+        "'relu'": lambda: outputs_of(FAMILIES["ViT"](classifier_activation="relu")),
+        "Received: 'relu'": lambda: outputs_of(
+            FAMILIES["ViT"](classifier_activation="relu", distillation_token=True)
+        ),
+        "Square": lambda: outputs_of(ends_in(keras.ops.square)),
+        "one output": lambda: outputs_of(two_outputs()),
+        "built": lambda: outputs_of(keras.Sequential([keras.layers.Dense(3)])),
+        # Recipes
+        "'learning_rat'...'learning_rate'": lambda: MINE.replace(learning_rat=1e-3),
+        "'crop_flop'...'crop_flip'": lambda: MINE.replace(augmentation="crop_flop"),
+        "'finetun'...'finetune'": lambda: training.recipes.get("finetun"),
+        "'epoch'...'epochs'": lambda: from_dict(schedule={"epoch": 3}),
+        "'shedule'...'schedule'": lambda: from_dict(shedule={}),
+        "Received: 'epochs'": lambda: from_dict(epochs=3),
+        "`epochs` must be ... Received: 0": lambda: from_dict(schedule={"epochs": 0}),
+        "`schedule` must be ... Received: None": lambda: from_dict(schedule=None),
+        "holds no recipe": lambda tmp_path: (
+            (tmp_path / "run.json").write_text("{}") and Recipe.read(tmp_path)
+        ),
+        "`similarity` ...'blocks_1'...similarity=0.6": lambda: set_similarity(
+            FAMILIES["DeepViT"](), 0.6, 1
+        ),
+        "`similarity_depth` must be ... Received: 4": lambda: set_similarity(
+            FAMILIES["RefinedViT"](depth=4), 0.6, 4
+        ),
+        "`drop_path`": lambda: training.apply_settings(small(), Recipe("mine", drop_path=0.1)),
+        "`remat`": lambda: training.apply_settings(small(), Recipe("mine", remat=True)),
+        "`crop_ratio`": lambda: training.apply_settings(
+            keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]),
+            Recipe("mine", crop_ratio=1.0),
+        ),
+        "'float64'": lambda: training.set_precision(small(), "float64"),
+        "`accumulate_steps` must divide batch_size=64. Received: 3": lambda: make_optimizer(
+            small(), Recipe("mine", accumulate_steps=3), 10
+        ),
+        "`rate_factors` must have one factor per ... 2": lambda: training.optimizer.LayerwiseAdamW(
+            rate_factors=(1.0, 0.5, 0.5)
+        ).build(small().trainable_variables),
+        "`rate_factors` must have one factor per ... 4": lambda: training.optimizer.Muon(
+            rate_factors=(1.0,) * 4
+        ).build(small().trainable_variables),
+        # Losses and their targets
+        "'head'": lambda: PerHead({"head_dist": SmoothedCrossentropy()}),
+        "'mse'": lambda: PerHead({"head": "mse"}),
+        "`temperature` ... Received: 0.0": lambda: SoftDistillation(0.0),
+        "`alpha` must be above 0": lambda: MixToken([], model_of(), alpha=0),
+        "after the patch embedding...small": lambda: MixToken([], small()),
+        "after the patch embedding...chain": lambda: MixToken(
+            [], Chain([keras.layers.Flatten()], (8, 12, 3), name="chain")
+        ),
+        "dense_head=True": lambda: TokenLabels(GRIDS, FAMILIES["ViT"]()),
+        "columns, 3)...(5, 4, 4, 2)": lambda: TokenLabels(GRIDS[..., :2], model_of()),
+        "columns, 3)...(4, 4, 3)": lambda: TokenLabels(GRIDS[0], model_of()),
+        "(5, 4, 4, 3) and (4, 4, 4, 3)": lambda: TokenLabels((GRIDS, GRIDS[:4]), model_of()),
+        "5 grids, and none ... 5": lambda: TokenLabels(GRIDS, model_of())(5, Window()),
+        "a.jpg": lambda: TokenLabels({}, model_of())("a.jpg", Window()),
+        "mapping": lambda: TokenLabels(GRIDS, model_of())("a.jpg", Window()),
+        "`relabel_size`": lambda: TokenLabels(GRIDS, model_of(), relabel_size=0),
+        "20 grids, and none for the image": lambda: label(SOURCE, token_labels=BY_COLOR[:20]),
+        "`token_labels` must be None": lambda: label(
+            kv.data.pipelines(SOURCE, model_of()), token_labels=BY_COLOR
+        ),
+        # Teachers
+        "`teacher` must be a Keras model...'RegNetY'": lambda: Distillation("RegNetY"),
+        "`teacher` must be a model": lambda: distil(distillation="hard"),
+        "`class_weight` must be None": lambda: distil(teacher=teacher_of(), class_weight={0: 2}),
+        "`kind` ... Received: 'medium'": lambda: Distillation(teacher_of(), "medium"),
+        "`temperature` ... Received: 0.": lambda: Distillation(teacher_of(), temperature=0),
+        "`weight` must be in [0, 1]... 1.5": lambda: Distillation(teacher_of(), weight=1.5),
+        "student...as_chain": lambda: Distillation(teacher_of()).loss(teacher_of()),
+        "student's 4 classes. Received: (None, 5)": lambda: batches_of(classes=5),
+        "student's 3 channels": lambda: batches_of(channels=1),
+        "(2, 4). Received: (8, 8)": lambda: batches_of(size=(8, 8)),
+        "`teacher` must have a `preprocessing`": lambda: batches_of(preprocessing=None),
+        "`teacher` must return logits or a softmax": lambda: batches_of(activation="sigmoid"),
+        "`student` must have one classifier": lambda: batches_of("patches"),
+        "one output (batch, 4)...[(None, 4), (None, 4)]": lambda: Distillation(
+            two_outputs()
+        ).batches(teachers.Given(), student_of()),
+        "`teacher`: ...functional": lambda: batches_of(subclassed=True),
+        "Received: (1, 5)": lambda: batches_of(kind="hard", subclassed=True, classes=5),
+    }
+}
