@@ -9,7 +9,7 @@ import typing
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from itertools import zip_longest
-from numbers import Real
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -266,7 +266,7 @@ class Recipe:
     def to_dict(self) -> dict[str, Any]:
         """Return the settings as JSON values, from which `from_dict` makes an equal recipe."""
         settings = {"name": self.name, "result": self.result, **self._groups()}
-        return json.loads(json.dumps(settings, default=float))  # NumPy's numbers
+        return json.loads(json.dumps(settings, default=_as_python))
 
     def _groups(self) -> dict[str, dict[str, Any] | None]:
         groups = {group: {n: getattr(self, n) for n in names} for group, names in GROUPS.items()}
@@ -349,7 +349,7 @@ def _check(name: str, value: Any) -> None:
     if typing.get_origin(hint) is Annotated:
         number, interval = arguments
         expected = f"{'an integer' if number is int else 'a number'} in {interval}"
-        is_number = isinstance(value, int if number is int else Real)
+        is_number = isinstance(value, Integral if number is int else Real)
         valid = is_number and not isinstance(value, bool) and _is_within(value, interval)
     elif arguments or hint is bool:
         choices = arguments or (True, False)
@@ -359,6 +359,10 @@ def _check(name: str, value: Any) -> None:
     if not valid:
         none = ", or None" if optional else ""
         raise ValueError(f"`{name}` must be {expected}{none}. Received: {value!r}.")
+
+
+def _as_python(number: Real) -> int | float:
+    return int(number) if isinstance(number, Integral) else float(number)
 
 
 def _is_optional(name: str) -> bool:

@@ -59,7 +59,8 @@ def values_of(hint):
         return st.sampled_from(choices or (True, False))
     number, interval = choices
     if number is int:
-        return st.integers(int(interval[1]), 10**6)
+        whole = st.integers(int(interval[1]), 10**6)
+        return whole | whole.map(np.int64)
     low, high = (min(float(end), 1e6) for end in interval[1:-1].split(","))
     ends = {"exclude_min": interval[0] == "(", "exclude_max": interval[-1] == ")"}
     single = st.floats(low, high, width=32, **ends).map(np.float32)
