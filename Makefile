@@ -50,7 +50,7 @@ AVX2 = ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=default TF_ENABLE_ONEDNN_OPTS
 SSE4 = ONEDNN_MAX_CPU_ISA=SSE41 ATEN_CPU_CAPABILITY=default TF_ENABLE_ONEDNN_OPTS=0 \
 	XLA_FLAGS=--xla_cpu_max_isa=SSE4_2
 # The kernels, and what runs in half precision but in a fresh process, which says nothing more.
-OLDER_TESTS = -m "not backend_free" -k "(kernels or float16 or half_precision) and not fresh" \
+OLDER_TESTS = -m "not backend_free" -k "(kernels or float16 or half_precision) and not (fresh or suite)" \
 	tests/layers/test_kernels.py tests/layers/test_layer_contract.py \
 	tests/models/test_model_contract.py tests/devices/test_half_precision.py
 OLDER = $(BACKENDS:%=test-avx2-%) $(filter test-sse4-torch,$(BACKENDS:%=test-sse4-%))

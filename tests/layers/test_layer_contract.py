@@ -10,6 +10,7 @@ from cases import FLOAT32, LAYERS, NO_EFFECT, WITHOUT_CASE
 from harness import (
     BACKEND,
     MIXED,
+    PRECISIONS,
     Reloading,
     array,
     call,
@@ -22,23 +23,19 @@ from harness import (
     randomize,
 )
 from keras import ops
+from keras.src.testing import TestCase
 from plain import draws, made
 
 from keras_vitx.keras_internals import children
+from keras_vitx.layers.base import arguments
 
 every_layer = pytest.mark.parametrize("name", LAYERS)
 
 
 def test_every_layer_is_enrolled():
     assert len(LAYERS) > 80
-    assert not WITHOUT_CASE, (
-        "write a row `NAME: (lambda: NAME(...), shape)` in tests/layers/cases.py"
-    )
-
-
-def test_every_layer_states_its_shapes():
-    for name, case in LAYERS.items():
-        assert "Input" in type(case.make()).__doc__, name
+    assert not WITHOUT_CASE, "write a row `NAME: (lambda: NAME(...), shape)` in cases.py"
+    assert all("Input" in type(case.make()).__doc__ for case in LAYERS.values()), "its shape"
 
 
 @pytest.mark.backend_free
@@ -48,11 +45,54 @@ def test_config(name):
     config = layer.get_config()
     json.dumps(keras.saving.serialize_keras_object(layer))
     twin = type(layer).from_config(config)
-    assert not twin.built
-    assert twin.get_config() == config
+    assert not twin.built and twin.get_config() == config
     twin = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(layer))
-    assert type(twin) is type(layer)
-    assert twin.get_config() == config
+    assert type(twin) is type(layer) and twin.get_config() == config
+
+
+def in_numpy(value):
+    """Return numbers as NumPy's, and lists of numbers as arrays."""
+    if isinstance(value, (tuple, list)):
+        is_numeric = value and all(isinstance(v, (int, float)) for v in value)
+        return np.array(value) if is_numeric else value
+    return np.array(value)[()] if isinstance(value, (bool, int, float)) else value
+
+
+@pytest.mark.backend_free
+@pytest.mark.parametrize("convert", [in_numpy, lambda value: np.asarray(in_numpy(value))])
+@every_layer
+def test_numpy_numbers(name, convert):
+    case = LAYERS[name]
+    layer = case.make()
+    given = {argument: getattr(layer, argument) for argument in arguments(type(layer))}
+    numeric = {key: value for key, value in given.items() if in_numpy(value) is not value}
+    twin = type(layer)(**given | {key: convert(value) for key, value in numeric.items()})
+    twin(case.inputs(lambda shape: numbers((2, *shape))))
+    config, expected = twin.get_config(), layer.get_config()
+    assert all(config[key] == expected[key] for key in given)
+
+
+@pytest.mark.filterwarnings("ignore:.*(shuffle=True|any trainable weights)")
+@pytest.mark.parametrize("policy", PRECISIONS)
+@every_layer
+def test_keras_suite(name, policy):
+    """Keras's own suite, with which it tests its layers."""
+    case = LAYERS[name]
+
+    def make(dtype=policy):
+        with precision(dtype):
+            return case.make()
+
+    # JAX and TensorFlow compile the step: there, one case per layer is trained.
+    trained = BACKEND == "torch" or (policy == "float32" and "/" not in name)
+    with precision(policy):
+        TestCase().run_layer_test(
+            make,
+            {},
+            case.inputs(lambda shape: (2, *shape)),
+            run_training_check=trained,
+            run_mixed_precision_check=policy == "float32",
+        )
 
 
 @pytest.mark.backend_free
@@ -60,22 +100,21 @@ def test_config(name):
 def test_what_is_frozen_stays_frozen(name):
     """The layer as a whole, each layer directly inside it, and all but one of these."""
 
-    def flags(layer):
-        return [variable.trainable for variable in layer.weights]
+    def inside(layer):
+        return [part for part in children(layer) if part.weights]
 
-    inside = [part for part in children(made(name)[0]) if part.weights]
-    for index in (None, *range(len(inside))):
+    def flags(layer):
+        return [each.trainable for each in (*layer.weights, *inside(layer))]
+
+    for index in (None, *range(len(inside(made(name)[0])))):
         layer, _ = made(name)
-        parts = [part for part in children(layer) if part.weights]
+        parts = inside(layer)
         layer.trainable = index is not None and len(parts) != 2
         if index is not None:
             parts[index].trainable = not layer.trainable
         twin = type(layer).from_config(layer.get_config())
         twin(LAYERS[name].inputs(keras.Input))
         assert flags(twin) == flags(layer)
-        assert [part.trainable for part in children(twin) if part.weights] == [
-            part.trainable for part in parts
-        ]
 
 
 @pytest.fixture(scope="module")
@@ -160,9 +199,9 @@ def test_mixed_precision(name, policy):
         lambda: (call(exact, x), call(mixed, x), call(mixed, tensors(x), training=True))
     )
     dtype = "float32" if name.split("/")[0] in FLOAT32 else policy.removeprefix("mixed_")
-    for part in keras.tree.flatten(found):
-        assert keras.backend.standardize_dtype(part.dtype) == dtype
-        assert np.isfinite(array(part)).all()
+    found_parts = keras.tree.flatten(found)
+    assert {keras.backend.standardize_dtype(part.dtype) for part in found_parts} == {dtype}
+    assert all(np.isfinite(array(part)).all() for part in found_parts)
     for one, other in zip(*map(keras.tree.flatten, (found[0], expected)), strict=True):
         close(array(one), array(other), 0.05, name)
 
@@ -173,14 +212,10 @@ def test_mixed_precision(name, policy):
     assert all(np.isfinite(gradient).all() for gradient in (value, *found))
 
 
-def statistics_of(layer):
-    return [variable for variable in layer.weights if "moving_" in variable.path]
-
-
 @every_layer
 def test_running_statistics_move_in_training_only(name):
     layer, x = made(name)
-    statistics = statistics_of(layer)
+    statistics = [variable for variable in layer.weights if "moving_" in variable.path]
     before = [array(variable.value) for variable in statistics]
     for training in (False, True) if statistics else ():
         call(layer, x, training)
