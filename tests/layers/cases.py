@@ -11,41 +11,7 @@ from dataclasses import dataclass
 
 import keras
 
-from keras_vitx import layers
-from keras_vitx.layers import (
-    MLP,
-    AccumulatingAttention,
-    Attention,
-    Block,
-    ClassAttention,
-    ClassBlock,
-    ContextBroadcasting,
-    ConvStem,
-    DeepAttention,
-    DenseHead,
-    DistilledHead,
-    DropPath,
-    GatedPositionalAttention,
-    HeadMixing,
-    ImagePreprocessing,
-    LayerScale,
-    LocalMapConvolution,
-    PatchEmbedding,
-    PositionalAttention,
-    PositionEmbedding,
-    ReAttention,
-    RefinedAttention,
-    Refinement,
-    ResidualRefinement,
-    SharedAttention,
-    SharedMapsBlock,
-    SqueezeExcitation,
-    TalkingHeadsAttention,
-    Temperature,
-    TokenMixing,
-    TokenPooling,
-    UniformHeads,
-)
+from keras_vitx import layers as kvl
 from keras_vitx.layers.tokens import PatchMap, TokenDownsampling
 
 
@@ -78,8 +44,8 @@ REQUIRED = {
     "dim": lambda: 8,
     "hidden": lambda: 6,
     "classes": lambda: 3,
-    "attention": lambda: Attention(2),
-    "mlp": lambda: MLP(),
+    "attention": lambda: kvl.Attention(2),
+    "mlp": lambda: kvl.MLP(),
 }
 """Values of arguments without a default."""
 DIMENSIONS = {
@@ -96,184 +62,197 @@ TOKENS = (5, 8)
 PAIR = (TOKENS, (2, 5, 5))
 MAPS = (4, 3, 5)
 ROWS = {
-    "Attention/maps": lambda: Attention(
+    "Attention/maps": lambda: kvl.Attention(
         2,
-        on_logits=[HeadMixing(use_bias=False), HeadMixing(name="second", use_bias=False)],
-        on_weights=[HeadMixing(name="after")],
+        on_logits=[kvl.HeadMixing(use_bias=False), kvl.HeadMixing(name="second", use_bias=False)],
+        on_weights=[kvl.HeadMixing(name="after")],
         qkv_bias=False,
         dropout=0.3,
         proj_dropout=0.2,
     ),
-    "Attention/uniform": lambda: Attention(1, head_size=4, on_weights=[UniformHeads(2)]),
-    "Attention/around": lambda: Attention(
+    "Attention/uniform": lambda: kvl.Attention(1, head_size=4, on_weights=[kvl.UniformHeads(2)]),
+    "Attention/around": lambda: kvl.Attention(
         2,
-        on_input=[ContextBroadcasting()],
-        on_logits=[Temperature(2.0, learnable=True)],
-        on_output=[ContextBroadcasting(scale=0.1)],
+        on_input=[kvl.ContextBroadcasting()],
+        on_logits=[kvl.Temperature(2.0, learnable=True)],
+        on_output=[kvl.ContextBroadcasting(scale=0.1)],
     ),
-    "RefinedAttention/spatial": lambda: RefinedAttention(
+    "RefinedAttention/spatial": lambda: kvl.RefinedAttention(
         2, expansion=2, reduction=False, constraint="spatial", grid=[2, 2], dropout=0.2
     ),
     "PositionalAttention/rectangle": (
-        lambda: PositionalAttention(
+        lambda: kvl.PositionalAttention(
             2,
             grid=[2, 3],
             conv_start=False,
             qkv_bias=True,
-            on_logits=[HeadMixing(name="mix", use_bias=False)],
+            on_logits=[kvl.HeadMixing(name="mix", use_bias=False)],
         ),
         (6, 8),
     ),
     "GatedPositionalAttention/free": (
-        lambda: GatedPositionalAttention(
+        lambda: kvl.GatedPositionalAttention(
             2, gate=0.0, learn_gates=False, grid=[2, 3], conv_start=False, qkv_bias=True
         ),
         (6, 8),
     ),
     "GatedPositionalAttention/partial": (
-        lambda: GatedPositionalAttention(
-            6, conv_start="partial", locality_strength=0.5, on_weights=[ReAttention()]
+        lambda: kvl.GatedPositionalAttention(
+            6, conv_start="partial", locality_strength=0.5, on_weights=[kvl.ReAttention()]
         ),
         (4, 12),
     ),
-    "GatedPositionalAttention/frozen": lambda: GatedPositionalAttention(
+    "GatedPositionalAttention/frozen": lambda: kvl.GatedPositionalAttention(
         4, dropout=0.2, trainable=False
     ),
     "SharedAttention/deep": (
-        lambda: SharedAttention(2, on_weights=[ReAttention(0.5)], dropout=0.2),
+        lambda: kvl.SharedAttention(2, on_weights=[kvl.ReAttention(0.5)], dropout=0.2),
         PAIR,
     ),
     "AccumulatingAttention/talking": (
-        lambda: AccumulatingAttention(
+        lambda: kvl.AccumulatingAttention(
             2,
-            on_logits=[HeadMixing(name="mix", use_bias=False)],
-            on_weights=[HeadMixing()],
+            on_logits=[kvl.HeadMixing(name="mix", use_bias=False)],
+            on_weights=[kvl.HeadMixing()],
             qkv_bias=False,
         ),
         PAIR,
     ),
-    "ClassAttention/two": lambda: ClassAttention(
+    "ClassAttention/two": lambda: kvl.ClassAttention(
         4,
         num_class_tokens=2,
         class_in_keys=False,
-        on_logits=[HeadMixing(name="mix")],
+        on_logits=[kvl.HeadMixing(name="mix")],
         qkv_bias=False,
         dropout=0.1,
     ),
-    "HeadMixing/no_bias": lambda: HeadMixing(use_bias=False),
-    "HeadMixing/fewer": lambda: HeadMixing(heads_out=2),
-    "ReAttention/scaled": lambda: ReAttention(map_scale=0.25),
-    "ReAttention/plain": lambda: ReAttention(normalize=False),
-    "LocalMapConvolution/1": lambda: LocalMapConvolution(kernel_size=1),
-    "LocalMapConvolution/5": lambda: LocalMapConvolution(kernel_size=5),
-    "LocalMapConvolution/bias": lambda: LocalMapConvolution(use_bias=True),
+    "HeadMixing/no_bias": lambda: kvl.HeadMixing(use_bias=False),
+    "HeadMixing/fewer": lambda: kvl.HeadMixing(heads_out=2),
+    "ReAttention/scaled": lambda: kvl.ReAttention(map_scale=0.25),
+    "ReAttention/plain": lambda: kvl.ReAttention(normalize=False),
+    "LocalMapConvolution/1": lambda: kvl.LocalMapConvolution(kernel_size=1),
+    "LocalMapConvolution/5": lambda: kvl.LocalMapConvolution(kernel_size=5),
+    "LocalMapConvolution/bias": lambda: kvl.LocalMapConvolution(use_bias=True),
     "LocalMapConvolution/spatial": (
-        lambda: LocalMapConvolution(constraint="spatial", grid=[2, 3]),
+        lambda: kvl.LocalMapConvolution(constraint="spatial", grid=[2, 3]),
         (4, 3, 7),
     ),
-    "LocalMapConvolution/row_column": lambda: LocalMapConvolution(
+    "LocalMapConvolution/row_column": lambda: kvl.LocalMapConvolution(
         kernel_size=5, constraint="row+column"
     ),
-    "Refinement/no_reduction": lambda: Refinement(expansion=2, kernel_size=5, reduction=False),
-    "Refinement/spatial": lambda: Refinement(expansion=1, constraint="spatial", grid=(1, 4)),
-    "ResidualRefinement/scaled": lambda: ResidualRefinement(
+    "Refinement/no_reduction": lambda: kvl.Refinement(expansion=2, kernel_size=5, reduction=False),
+    "Refinement/spatial": lambda: kvl.Refinement(expansion=1, constraint="spatial", grid=(1, 4)),
+    "ResidualRefinement/scaled": lambda: kvl.ResidualRefinement(
         expansion=2, kernel_size=5, map_scale=0.5
     ),
-    "Temperature": (lambda: Temperature(0.5), MAPS),
-    "Temperature/learnable": lambda: Temperature(2, learnable=True),
-    "UniformHeads/two": lambda: UniformHeads(2),
-    "MLP/relu": lambda: MLP(2.5, activation="relu", dropout=0.2),
-    "MLP/around": lambda: MLP(
-        on_input=[ContextBroadcasting()],
-        on_hidden=[ContextBroadcasting(scale=0.5)],
-        on_output=[LayerScale(0.1)],
+    "Temperature": (lambda: kvl.Temperature(0.5), MAPS),
+    "Temperature/learnable": lambda: kvl.Temperature(2, learnable=True),
+    "UniformHeads/two": lambda: kvl.UniformHeads(2),
+    "MLP/relu": lambda: kvl.MLP(2.5, activation="relu", dropout=0.2),
+    "MLP/around": lambda: kvl.MLP(
+        on_input=[kvl.ContextBroadcasting()],
+        on_hidden=[kvl.ContextBroadcasting(scale=0.5)],
+        on_output=[kvl.LayerScale(0.1)],
         hidden=12,
     ),
-    "TokenMixing/dropout": lambda: TokenMixing(6, dropout=0.2),
-    "ContextBroadcasting/max": lambda: ContextBroadcasting("max", halve=False),
-    "ContextBroadcasting/class": lambda: ContextBroadcasting("class"),
-    "ContextBroadcasting/product": lambda: ContextBroadcasting("class_product"),
-    "ContextBroadcasting/both": lambda: ContextBroadcasting(
+    "TokenMixing/dropout": lambda: kvl.TokenMixing(6, dropout=0.2),
+    "ContextBroadcasting/max": lambda: kvl.ContextBroadcasting("max", halve=False),
+    "ContextBroadcasting/class": lambda: kvl.ContextBroadcasting("class"),
+    "ContextBroadcasting/product": lambda: kvl.ContextBroadcasting("class_product"),
+    "ContextBroadcasting/both": lambda: kvl.ContextBroadcasting(
         "class_and_mean", scale=0.5, halve=True
     ),
-    "ContextBroadcasting/scaled": lambda: ContextBroadcasting(
+    "ContextBroadcasting/scaled": lambda: kvl.ContextBroadcasting(
         scale=keras.initializers.RandomUniform(0.0, 0.2, seed=1)
     ),
-    "SqueezeExcitation": (SqueezeExcitation, (5, 32)),
-    "SqueezeExcitation/ratio": (lambda: SqueezeExcitation(ratio=2), TOKENS),
-    "LayerScale": (LayerScale, TOKENS),
-    "LayerScale/initializer": lambda: LayerScale(
+    "SqueezeExcitation": (kvl.SqueezeExcitation, (5, 32)),
+    "SqueezeExcitation/ratio": (lambda: kvl.SqueezeExcitation(ratio=2), TOKENS),
+    "LayerScale": (kvl.LayerScale, TOKENS),
+    "LayerScale/initializer": lambda: kvl.LayerScale(
         keras.initializers.RandomUniform(0.0, 0.2, seed=1)
     ),
-    "LayerScale/scalar": lambda: LayerScale(1, scalar=True),
-    "DropPath": (DropPath, TOKENS),
-    "DropPath/rate": lambda: DropPath(0.3, seed=7),
-    "PatchEmbedding/small": (lambda: PatchEmbedding(6, patch_size=4), (12, 8, 1)),
-    "PatchEmbedding/stride": (lambda: PatchEmbedding(8, patch_size=4, stride=3), (13, 9, 3)),
-    "ConvStem/three": (lambda: ConvStem(6, channels=[4, 5, 6], patch_size=4), (8, 12, 1)),
+    "LayerScale/scalar": lambda: kvl.LayerScale(1, scalar=True),
+    "DropPath": (kvl.DropPath, TOKENS),
+    "DropPath/rate": lambda: kvl.DropPath(0.3, seed=7),
+    "PatchEmbedding/small": (lambda: kvl.PatchEmbedding(6, patch_size=4), (12, 8, 1)),
+    "PatchEmbedding/stride": (lambda: kvl.PatchEmbedding(8, patch_size=4, stride=3), (13, 9, 3)),
+    "ConvStem/three": (lambda: kvl.ConvStem(6, channels=[4, 5, 6], patch_size=4), (8, 12, 1)),
     "ImagePreprocessing": (
-        lambda: ImagePreprocessing((6, 8), [0.4, 0.5, 0.6], [0.2, 0.3, 0.4], crop_ratio=0.9),
+        lambda: kvl.ImagePreprocessing((6, 8), [0.4, 0.5, 0.6], [0.2, 0.3, 0.4], crop_ratio=0.9),
         (9, 14, 3),
     ),
     "ImagePreprocessing/border": (
-        lambda: ImagePreprocessing([12, 12], (0.5,), (0.5,), 1.13, "bilinear"),
+        lambda: kvl.ImagePreprocessing([12, 12], (0.5,), (0.5,), 1.13, "bilinear"),
         (7, 9, 1),
     ),
     "TokenDownsampling": (lambda: TokenDownsampling(16, (3, 4)), (13, 8)),
     "TokenDownsampling/two": (lambda: TokenDownsampling(8, [2, 2], num_prefix_tokens=2), (6, 8)),
-    "PositionEmbedding": (lambda: PositionEmbedding((2, 3)), (6, 8)),
-    "PositionEmbedding/prefix": (lambda: PositionEmbedding([2, 3], num_prefix_tokens=2), (8, 8)),
+    "PositionEmbedding": (lambda: kvl.PositionEmbedding((2, 3)), (6, 8)),
+    "PositionEmbedding/prefix": (
+        lambda: kvl.PositionEmbedding([2, 3], num_prefix_tokens=2),
+        (8, 8),
+    ),
     "PatchMap": (lambda: PatchMap((2, 2)), TOKENS),
-    "TokenPooling/avg": lambda: TokenPooling("avg", num_prefix_tokens=2),
-    "TokenPooling/max": lambda: TokenPooling("max", num_prefix_tokens=0),
-    "DistilledHead/softmax": lambda: DistilledHead(3, activation="softmax"),
-    "DenseHead/softmax": lambda: DenseHead(3, activation="softmax"),
-    "Block/talking": lambda: Block(
-        TalkingHeadsAttention(2, dropout=0.1),
-        MLP(2, dropout=0.1),
+    "TokenPooling/avg": lambda: kvl.TokenPooling("avg", num_prefix_tokens=2),
+    "TokenPooling/max": lambda: kvl.TokenPooling("max", num_prefix_tokens=0),
+    "DistilledHead/softmax": lambda: kvl.DistilledHead(3, activation="softmax"),
+    "DenseHead/softmax": lambda: kvl.DenseHead(3, activation="softmax"),
+    "Block/talking": lambda: kvl.Block(
+        kvl.TalkingHeadsAttention(2, dropout=0.1),
+        kvl.MLP(2, dropout=0.1),
         layer_scale=keras.initializers.RandomUniform(0.1, 0.5, seed=2),
         drop_path=0.2,
         epsilon=1e-5,
         name="blocks_3",
     ),
-    "Block/scalar": lambda: Block(Attention(2), MLP(), layer_scale=0.5, scalar_scale=True),
-    "Block/residual_scale": lambda: Block(
-        DeepAttention(2),
-        MLP(on_output=[ContextBroadcasting(), LayerScale(0.5)]),
+    "Block/scalar": lambda: kvl.Block(
+        kvl.Attention(2), kvl.MLP(), layer_scale=0.5, scalar_scale=True
+    ),
+    "Block/residual_scale": lambda: kvl.Block(
+        kvl.DeepAttention(2),
+        kvl.MLP(on_output=[kvl.ContextBroadcasting(), kvl.LayerScale(0.5)]),
         residual_scale=0.5,
         epsilon=0.1,
     ),
-    "Block/mixing": lambda: Block(TokenMixing(6), MLP()),
+    "Block/mixing": lambda: kvl.Block(kvl.TokenMixing(6), kvl.MLP()),
     "SharedMapsBlock": (
-        lambda: SharedMapsBlock(
-            SharedAttention(2, on_weights=[ResidualRefinement(map_scale=0.5)]),
-            MLP(),
+        lambda: kvl.SharedMapsBlock(
+            kvl.SharedAttention(2, on_weights=[kvl.ResidualRefinement(map_scale=0.5)]),
+            kvl.MLP(),
             residual_scale=0.5,
         ),
         PAIR,
     ),
     "SharedMapsBlock/first": (
-        lambda: SharedMapsBlock(Attention(2), MLP(), receives_maps=False),
+        lambda: kvl.SharedMapsBlock(kvl.Attention(2), kvl.MLP(), receives_maps=False),
         TOKENS,
     ),
     "SharedMapsBlock/uniform": (
-        lambda: SharedMapsBlock(
-            Attention(2, on_weights=[UniformHeads()]), MLP(), receives_maps=False, drop_path=0.2
+        lambda: kvl.SharedMapsBlock(
+            kvl.Attention(2, on_weights=[kvl.UniformHeads()]),
+            kvl.MLP(),
+            receives_maps=False,
+            drop_path=0.2,
         ),
         TOKENS,
     ),
     "SharedMapsBlock/last": (
-        lambda: SharedMapsBlock(AccumulatingAttention(2), MLP(), emits_maps=False, layer_scale=0.5),
+        lambda: kvl.SharedMapsBlock(
+            kvl.AccumulatingAttention(2), kvl.MLP(), emits_maps=False, layer_scale=0.5
+        ),
         PAIR,
     ),
     "SharedMapsBlock/similarity": (
-        lambda: SharedMapsBlock(DeepAttention(2), MLP(), similarity=0.1),
+        lambda: kvl.SharedMapsBlock(kvl.DeepAttention(2), kvl.MLP(), similarity=0.1),
         PAIR,
     ),
-    "ClassBlock": (lambda: ClassBlock(ClassAttention(2), MLP(), layer_scale=0.5), TOKENS),
+    "ClassBlock": (
+        lambda: kvl.ClassBlock(kvl.ClassAttention(2), kvl.MLP(), layer_scale=0.5),
+        TOKENS,
+    ),
     "ClassBlock/two": (
-        lambda: ClassBlock(
-            ClassAttention(2, num_class_tokens=2, class_in_keys=False), MLP(), drop_path=0.1
+        lambda: kvl.ClassBlock(
+            kvl.ClassAttention(2, num_class_tokens=2, class_in_keys=False), kvl.MLP(), drop_path=0.1
         ),
         TOKENS,
     ),
@@ -307,7 +286,7 @@ def first_case(make):
 
 def enrolled():
     """Return every registered and every public layer; the latter may be functions that make one."""
-    found = {name: made for name, made in vars(layers).items() if name[0].isupper()}
+    found = {name: made for name, made in vars(kvl).items() if name[0].isupper()}
     for cls in keras.saving.get_custom_objects().values():
         if cls.__module__.startswith("keras_vitx.layers.") and issubclass(cls, keras.layers.Layer):
             found[cls.__name__] = cls
