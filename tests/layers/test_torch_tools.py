@@ -1,27 +1,22 @@
-"""PyTorch hooks on child layers: a layer with hooks is called, even on fast paths."""
+"""PyTorch's hooks, on children that a fast path would not call, and its tracers and exporters."""
 
 import keras
 import numpy as np
 import pytest
 from cases import LAYERS
-from harness import BACKEND, FAMILIES, array, call, close
+from harness import FAMILIES, array, call, close, numbers, randomize
 from plain import made
 
 from keras_vitx.keras_internals import sublayers
 
-pytestmark = pytest.mark.skipif(BACKEND != "torch", reason="PyTorch's hooks")
-if BACKEND == "torch":
-    import torch
+pytestmark = pytest.mark.skipif(keras.backend.backend() != "torch", reason="PyTorch's tools")
+torch = pytest.importorskip("torch")
 
 
 def parts_of(layer):
-    """The children that compute in training."""
-    return [
-        part
-        for part in sublayers(layer)[1:]
-        # The kernel of a depthwise convolution is read, not called.
-        if getattr(part, "rate", 1) and not isinstance(part, keras.layers.DepthwiseConv2D)
-    ]
+    """The children that compute in training; the kernel of a depthwise convolution is read."""
+    parts = [part for part in sublayers(layer)[1:] if getattr(part, "rate", 1)]
+    return [part for part in parts if not isinstance(part, keras.layers.DepthwiseConv2D)]
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -58,8 +53,7 @@ def test_a_hook_changes_the_output_while_it_is_there():
 
 
 def test_global_hooks_fire():
-    layer, x = made("Attention")
-    fired = []
+    (layer, x), fired = made("Attention"), []
     register = torch.nn.modules.module.register_module_forward_hook
     handle = register(lambda module, *_: fired.append(module.path))
     try:
@@ -70,9 +64,42 @@ def test_global_hooks_fire():
 
 
 def test_hooks_on_the_layers_of_a_model():
-    model = FAMILIES["CaiT"]()
-    fired = []
+    model, fired = FAMILIES["CaiT"](), []
     for step in model.layers:
         step.register_forward_hook(lambda step, *_: fired.append(step.name))
     model(np.zeros((1, *model.input_shape[1:]), "float32"))
     assert fired == [step.name for step in model.layers]
+
+
+class Inference(torch.nn.Module):
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, images):
+        return self.model(images, training=False)
+
+
+def exported(model, images):
+    batch = torch.export.Dim("batch", min=2, max=64)
+    return torch.export.export(model, (images,), dynamic_shapes=({0: batch},)).module()
+
+
+@pytest.mark.parametrize(
+    ("family", "arguments", "tool"),
+    [
+        ("RefinedViT", {"conv_stem": False}, exported),
+        ("RefinedViT", {"conv_stem": False}, torch.jit.trace),
+        ("ConViT", {"local_depth": 1}, torch.jit.trace),
+    ],
+    ids=("export", "trace", "trace ConViT"),
+)
+def test_traced_for_batches_of_any_size(family, arguments, tool):
+    model, images = FAMILIES[family](depth=2, **arguments), numbers((3, 16, 16, 3))
+    randomize(model, 0.1)
+    model.eval()
+    with torch.no_grad():
+        expected = array(model(images, training=False))
+        run = tool(Inference(model), torch.tensor(images[:2]))
+        for count in (2, 3):
+            close(array(run(torch.tensor(images[:count]))), expected[:count])
