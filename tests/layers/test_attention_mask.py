@@ -4,27 +4,20 @@ import keras
 import numpy as np
 import pytest
 from cases import LAYERS
-from harness import (
-    BACKEND,
-    MIXED,
-    array,
-    close,
-    compiled,
-    gradients,
-    joined,
-    numbers,
-    precision,
-)
+from harness import BACKEND, MIXED, array, close, compiled, gradients, joined, precision
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from keras import ops
 from plain import X, built, made
 
+from keras_vitx.keras_internals import sublayers
 from keras_vitx.layers import (
     MLP,
     Attention,
     Block,
     ContextBroadcasting,
+    LocalMapConvolution,
     RefinedAttention,
-    TokenMixing,
 )
 
 MASKABLE = [
@@ -34,13 +27,10 @@ MASKABLE = [
 ]
 # Elsewhere, where each operation is compiled, one of each kind.
 HERE = [name for name in MASKABLE if BACKEND == "torch" or "/" not in name]
-NO_PADDING = (
-    # Layers that count or shift the padding: ContextBroadcasting, UniformHeads, BN.
-    *("Attention/uniform", "Attention/around", "Block/residual_scale"),
-    *("SharedMapsBlock", "SharedMapsBlock/uniform"),
-    # Layers with a fixed grid of tokens.
-    *(name for name in HERE if "Positional" in name or "spatial" in name),
-)
+# Layers that count or shift what is left out (ContextBroadcasting, UniformHeads, BN), or have a
+# fixed grid of tokens.
+COUNTS = ("uniform", "around", "residual_scale", "Positional", "spatial")
+TOKENWISE = [n for n in HERE if n != "SharedMapsBlock" and not any(word in n for word in COUNTS)]
 
 
 def pairs(name, layer):
@@ -60,8 +50,8 @@ def test_every_attention_is_masked():
 
 @pytest.mark.parametrize("name", HERE)
 @pytest.mark.parametrize("policy", ("float32", MIXED[0]) if BACKEND == "torch" else ("float32",))
-def test_a_masked_row(name, policy):
-    """Queries without a key: finite, with finite gradients, in training too."""
+def test_a_masked_row_is_finite(name, policy):
+    """Queries without a key, and their gradients, in training too."""
     with precision(policy):
         layer, x = made(name)
     mask = np.ones((3, *pairs(name, layer)), bool)
@@ -76,50 +66,50 @@ def test_a_masked_row(name, policy):
         assert all(np.isfinite(each).all() for each in (value, *found))
 
 
-def padded(x):
-    """Append two tokens of large numbers to tokens, or to tokens and shared maps."""
-    if isinstance(x, tuple):
-        tokens, maps = x
-        return padded(tokens), np.pad(maps, ((0, 0), (0, 0), (0, 2), (0, 2)), constant_values=7.0)
-    return np.concatenate([x, 7 + numbers((len(x), 2, x.shape[2]), seed=5)], axis=1)
-
-
-@pytest.mark.parametrize("name", [name for name in HERE if name not in NO_PADDING])
-def test_padding_changes_nothing(name):
-    """A padded sequence gives what it gives without the padding."""
+@pytest.mark.parametrize("name", TOKENWISE)
+@settings(max_examples=25 if BACKEND == "torch" else 1)
+@given(kept=st.lists(st.booleans(), min_size=5, max_size=5).filter(any))
+@example(kept=[True, True, True, False, False])
+def test_masked_tokens_are_as_if_left_out(name, kept):
     layer, x = made(name)
     queries, keys = pairs(name, layer)
-    added = 0 if hasattr(getattr(layer, "attention", layer), "num_class_tokens") else 2
-    mask = np.zeros((3, queries + added, keys + 2), bool)
-    mask[:, :queries, :keys] = True
-    outputs = compiled(lambda: (layer(x), layer(padded(x), attention_mask=mask)))
-    for short, long in zip(*map(keras.tree.flatten, outputs), strict=True):
-        short, long = array(short), array(long)
-        close(long[tuple(map(slice, short.shape))], short, 1e-5, name)
-        if short.ndim == 4 and layer.attention.computes_maps:  # Maps for the next block.
-            assert not long[:, :, queries:].any() and not long[..., keys:].any()
+    if queries < 5:  # Class tokens, which are always there, and one to read.
+        kept = [True] * (queries + 1) + kept[queries + 1 :]
+    if any(isinstance(part, LocalMapConvolution) for part in sublayers(layer)):
+        kept = sorted(kept, reverse=True)  # It reads neighbors, so only the last can be left out.
+    kept = np.array(kept)
+    whole = kept[:, None] & kept
+    tokens, *maps = x if isinstance(x, tuple) else (x,)
+    short = [tokens[:, kept], *(one[:, :, kept][..., kept] for one in maps)]
+    # What is left out is large.
+    long = [np.where(kept[:, None], tokens, 7 + tokens), *(np.where(whole, m, 7) for m in maps)]
+    found, expected = compiled(
+        lambda: (
+            layer(
+                tuple(long) if maps else long[0], attention_mask=whole[None, :queries, 5 - keys :]
+            ),
+            layer(tuple(short) if maps else short[0]),
+        )
+    )
+    for one, other in zip(*map(keras.tree.flatten, (found, expected)), strict=True):
+        one = array(one)
+        if one.ndim == 3:
+            close(one[:, kept[: one.shape[1]]], array(other))
+            continue
+        close(one[:, :, kept][..., kept], array(other))
+        if layer.attention.computes_maps:  # Maps for the next block.
+            assert not one[..., ~whole].any()
 
 
 def test_a_convolution_reads_the_rows_of_padded_queries():
     """As the docstring of `Attention` says: mask the queries of the padding, too."""
     layer = built(RefinedAttention(2))
     keys, expected = np.arange(7) < 5, array(layer(X))
+    padded = np.concatenate([X, 7 + X[:, :2]], axis=1)
     masks = keys[None], keys[:, None] & keys
-    only_keys, both = (array(layer(padded(X), attention_mask=mask))[:, :5] for mask in masks)
+    only_keys, both = (array(layer(padded, attention_mask=mask))[:, :5] for mask in masks)
     close(both, expected)
     assert np.abs(only_keys - expected).max() > 1e-3 * np.abs(expected).max()
-
-
-@pytest.mark.parametrize("shape", ((3, 5), (4, 5, 5), (3, 4, 5), (3, 1, 5, 5), (5,)))
-def test_a_mask_of_another_shape(shape):
-    with pytest.raises(ValueError, match=r"attention_mask.*\(3, 5, 5\).*Received: shape \("):
-        Attention(2)(X, attention_mask=np.ones(shape, bool))
-
-
-def test_attention_without_masks():
-    block = Block(TokenMixing(4), MLP())
-    with pytest.raises(ValueError, match=r"attention_mask.*TokenMixing"):
-        block(X, attention_mask=np.ones((3, 5, 5), bool))
 
 
 def test_a_masked_model_is_saved(tmp_path):
