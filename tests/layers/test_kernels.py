@@ -5,22 +5,21 @@ from math import erf
 import keras
 import numpy as np
 import pytest
-from harness import BACKEND, FAMILIES, array, close, gradients, numbers
+from harness import BACKEND, FAMILIES, array, call, close, gradients, numbers
 from keras import ops
 from plain import softmax
 
 from keras_vitx.layers import ops as layer_ops
 
 
-def call(layer, x, training=False):
+def by_kernel(layer, x, training=False):
     """Call a layer as another one does that has its precision."""
     return layer_ops.call(layer, x, training, layer.compute_dtype)
 
 
-def plain(layer, x, training):
-    return (
-        layer(x, training=training) if "training" in layer.call_signature_parameters else layer(x)
-    )
+def rounded(x):
+    """The values of a tensor of any precision."""
+    return array(ops.cast(x, "float32"))
 
 
 class Doubling(keras.layers.LayerNormalization):
@@ -28,42 +27,34 @@ class Doubling(keras.layers.LayerNormalization):
         return 2 * x
 
 
-def dense(**arguments):
-    return lambda: keras.layers.Dense(6, **arguments), (2, 5, 4)
-
-
-def convolution(side, **arguments):
-    make = lambda: keras.layers.Conv2D(6, side, data_format="channels_last", **arguments)  # noqa: E731
-    return make, (2, 12, 16, 3)
-
-
-def batch_norm(**arguments):
-    return lambda: keras.layers.BatchNormalization(**arguments), (3, 4, 5, 2)
-
-
-# A function that returns a layer, and the shape of its input.
+DENSE, CONV, NORM = keras.layers.Dense, keras.layers.Conv2D, keras.layers.BatchNormalization
+# The class, arguments and the shape of the input.
 CASES = {
-    "dense": dense(),
-    "dense/no bias": dense(use_bias=False),
-    "dense/lora": dense(lora_rank=2),
-    "dense/relu": dense(activation="relu"),
-    "dense/int8": dense(name="int8"),
-    "a layer of the user": (Doubling, (2, 5, 4)),
-    "convolution/patches": convolution(4, strides=4),
-    "convolution/same": convolution(3, padding="same", use_bias=False),
-    "convolution/stem": convolution(7, strides=2),
-    "convolution/overlap": convolution(4, strides=3),
-    "convolution/rest": convolution(5, strides=5),
-    "convolution/relu": convolution(2, strides=2, use_bias=False, activation="relu"),
-    "convolution/rectangle": convolution((2, 4), strides=(2, 4)),
-    "batch norm": batch_norm(axis=1),
-    "batch norm/last": batch_norm(axis=-1),
-    "batch norm/frozen": batch_norm(axis=1, trainable=False),
-    "batch norm/bfloat16": batch_norm(axis=1, dtype="mixed_bfloat16"),
-    "batch norm/float16": batch_norm(axis=1, dtype="mixed_float16"),
+    "dense": (DENSE, {}),
+    "dense/no bias": (DENSE, dict(use_bias=False)),
+    "dense/lora": (DENSE, dict(lora_rank=2)),
+    "dense/relu": (DENSE, dict(activation="relu")),
+    "dense/int8": (DENSE, dict(name="int8")),
+    "a layer of the user": (Doubling, {}),
+    "convolution/patches": (CONV, dict(kernel_size=4, strides=4)),
+    "convolution/same": (CONV, dict(kernel_size=3, padding="same", use_bias=False)),
+    "convolution/stem": (CONV, dict(kernel_size=7, strides=2)),
+    "convolution/overlap": (CONV, dict(kernel_size=4, strides=3)),
+    "convolution/rest": (CONV, dict(kernel_size=5, strides=5)),
+    "convolution/relu": (CONV, dict(kernel_size=2, strides=2, use_bias=False, activation="relu")),
+    "convolution/rectangle": (CONV, dict(kernel_size=(2, 4), strides=(2, 4))),
+    "batch norm": (NORM, dict(axis=1)),
+    "batch norm/last": (NORM, dict(axis=-1)),
+    "batch norm/frozen": (NORM, dict(axis=1, trainable=False)),
+    "batch norm/bfloat16": (NORM, dict(axis=1, dtype="mixed_bfloat16")),
+    "batch norm/float16": (NORM, dict(axis=1, dtype="mixed_float16")),
 }
-
-
+COMMON = {
+    DENSE: ({"units": 6}, (2, 5, 4)),
+    CONV: ({"filters": 6, "data_format": "channels_last"}, (2, 12, 16, 3)),
+    NORM: ({}, (3, 4, 5, 2)),
+    Doubling: ({}, (2, 5, 4)),
+}
 # The others have no kernel of the layers of Keras.
 HERE = {"torch": tuple(CASES), "jax": [name for name in CASES if name[0] in "dc"]}.get(BACKEND, ())
 
@@ -72,8 +63,9 @@ HERE = {"torch": tuple(CASES), "jax": [name for name in CASES if name[0] in "dc"
 @pytest.mark.parametrize("name", HERE)
 def test_layers_of_keras(name, training):
     """The output, its gradients, and the statistics."""
-    make, shape = CASES[name]
-    ours, theirs = make(), make()
+    make, arguments = CASES[name]
+    common, shape = COMMON[make]
+    ours, theirs = (make(**common, **arguments) for _ in range(2))
     for layer in (ours, theirs):
         layer.build(shape)
         for seed, variable in enumerate(layer.variables):
@@ -89,15 +81,14 @@ def test_layers_of_keras(name, training):
         return ops.sum(ops.cast(y, "float32") * weights)
 
     given = ops.cast(x + 0, ours.compute_dtype)
-    y, expected = call(ours, given, training), plain(theirs, given, training)
+    y, expected = by_kernel(ours, given, training), call(theirs, given, training)
     assert y.dtype == expected.dtype
-    y, expected = (array(ops.cast(each, "float32")) for each in (y, expected))
-    close(y, expected, 1e-6 if exact else 8e-3)
+    close(rounded(y), rounded(expected), 1e-6 if exact else 8e-3)
     for one, other in zip(ours.variables, theirs.variables, strict=True):
         close(array(one), array(other), 1e-6)
     if exact and ours.name != "int8":
-        _, found = gradients(lambda: loss(call, ours), [x, *ours.trainable_variables])
-        _, wanted = gradients(lambda: loss(plain, theirs), [x, *theirs.trainable_variables])
+        _, found = gradients(lambda: loss(by_kernel, ours), [x, *ours.trainable_variables])
+        _, wanted = gradients(lambda: loss(call, theirs), [x, *theirs.trainable_variables])
         for one, other in zip(found, wanted, strict=True):
             close(one, other, 1e-5)
 
@@ -125,9 +116,8 @@ def test_forward_mode_differentiation(family):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_gelu(dtype):
     x = ops.cast(np.linspace(-9, 9, 181, dtype="float32"), dtype)
-    expected = [v * (1 + erf(v / 2**0.5)) / 2 for v in array(ops.cast(x, "float32"))]
-    found = array(ops.cast(layer_ops.gelu(x), "float32"))
-    close(found, np.array(expected), 1e-6 if dtype == "float32" else 1e-2)
+    expected = [v * (1 + erf(v / 2**0.5)) / 2 for v in rounded(x)]
+    close(rounded(layer_ops.gelu(x)), expected, 1e-6 if dtype == "float32" else 1e-2)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
@@ -136,9 +126,8 @@ def test_softmax(dtype):
     found = layer_ops.softmax(logits)
     assert keras.backend.standardize_dtype(found.dtype) == dtype
     # Exact before its result is rounded.
-    rounded = ops.cast(softmax(array(ops.cast(logits, "float32"))), dtype)
-    found, rounded = (array(ops.cast(each, "float32")) for each in (found, rounded))
-    close(found, rounded, 1e-6 if dtype == "float32" else 4e-3)
+    expected = ops.cast(softmax(rounded(logits)), dtype)
+    close(rounded(found), rounded(expected), 1e-6 if dtype == "float32" else 4e-3)
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -151,9 +140,9 @@ def test_attention(keys, dtype, scale, training):
     shapes = ((2, 5, 3, 4), (2, keys, 3, 4), (2, keys, 3, 4))
     given = [ops.cast(numbers(shape, seed), dtype) for seed, shape in enumerate(shapes)]
     given[0] = given[0] * scale
-    query, key, value = (array(ops.cast(part, "float32")) for part in given)
+    query, key, value = map(rounded, given)
     maps = softmax(np.einsum("bqhs,bkhs->bhqk", query, key) / 2)
-    found = array(ops.cast(layer_ops.attention(*given, training=training), "float32"))
+    found = rounded(layer_ops.attention(*given, training=training))
     exact = dtype == "float32"
     close(found, np.einsum("bhqk,bkhs->bqhs", maps, value), 1e-5 if exact else 1e-2)
     if not exact or scale > 1:

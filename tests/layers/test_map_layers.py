@@ -1,22 +1,14 @@
-"""What the formulas do not say of maps: precision, names, widths, sharing between blocks."""
+"""What the formulas do not say of maps: precision, convolutional starts, sharing between blocks."""
 
+import keras
 import numpy as np
 import pytest
 from harness import array, close, gradients, numbers
 from keras import ops
-from plain import X, attend, built, norm, plain, softmax
+from plain import X, attend, built, convolution, norm, places, plain, softmax
 
-from keras_vitx.layers import (
-    MLP,
-    AccumulatingAttention,
-    Attention,
-    DeepAttention,
-    HeadMixing,
-    ReAttention,
-    ResidualRefinement,
-    SharedAttention,
-    SharedMapsBlock,
-)
+from keras_vitx import layers as kvl
+from keras_vitx.layers.convit import ConvolutionalStart
 from keras_vitx.layers.sharing import map_similarity
 
 MAPS = softmax(numbers((2, 4, 5, 7), seed=3)).astype("float32")
@@ -26,7 +18,7 @@ PAIR = (X.shape, SHARED.shape)
 
 @pytest.mark.parametrize("training", (False, True))
 def test_residual_refinement_cuts_at_both_ends(training):
-    layer = built(ResidualRefinement(), MAPS)
+    layer = built(kvl.ResidualRefinement(), MAPS)
     for part in (layer.bn1, layer.bn2):
         part.gamma.assign(8 * array(part.gamma.value))
         part.beta.assign(part.beta + 3.0)
@@ -37,7 +29,7 @@ def test_residual_refinement_cuts_at_both_ends(training):
 
 def re_attention(policy):
     """A ReAttention with a bias far above the spread of its maps."""
-    layer = ReAttention(dtype=policy)
+    layer = kvl.ReAttention(dtype=policy)
     maps = np.random.default_rng(0).dirichlet(np.ones(40), (16, 4, 40)).astype("float32")
     layer.build(maps.shape)
     layer.reatten_matrix.kernel.assign(numbers((4, 4)))
@@ -67,17 +59,87 @@ def test_the_gradient_of_the_bias_of_re_attention_is_zero():
     assert np.abs(bias).max() < 0.05 * np.abs(kernel).max()
 
 
+# Positional attention.
+
+
+def test_the_convolutional_start_is_a_convolution():
+    """ConViT, Section 2: nine heads form a 3 x 3 kernel."""
+    grid, dim, size = (4, 5), 18, 2
+    # Gates at 1, and very sharp positional maps.
+    layer = kvl.GatedPositionalAttention(9, grid=grid, gate=100.0, locality_strength=50.0)
+    layer.build((None, 20, dim))
+    x = numbers((3, 20, dim))
+    np.testing.assert_array_equal(array(layer.v.kernel.value), np.eye(dim))
+
+    # Head h1 + 3 h2 attends the patch h1 - 1 rows down and h2 - 1 columns right of each;
+    # beyond the edge, the last patch before it.
+    expected = np.zeros((9, 20, 20))
+    for head in range(9):
+        for number, (row, column) in enumerate(places(grid)):
+            row = min(max(row + head % 3 - 1, 0), 3)
+            column = min(max(column + head // 3 - 1, 0), 4)
+            expected[head, number, 5 * row + column] = 1
+    maps = array(layer(x, return_attention_scores=True)[1])
+    close(maps, np.broadcast_to(expected, maps.shape), 1e-6)
+
+    # So a head's values times its rows of the projection are the kernel at its offset.
+    values, projection, bias = (numbers(s, 5 + i) for i, s in enumerate([(dim, dim)] * 2 + [dim]))
+    layer.v.kernel.assign(values)
+    layer.proj.kernel.assign(projection)
+    layer.proj.bias.assign(bias)
+    kernel = np.zeros((3, 3, dim, dim))
+    for head in range(9):
+        part = slice(head * size, (head + 1) * size)
+        kernel[head % 3, head // 3] = values[:, part] @ projection[part]
+    image = x.reshape(3, *grid, dim)
+    padded = np.pad(image, ((0, 0), (1, 1), (1, 1), (0, 0)), "edge")
+    y = array(layer(x)).reshape(3, *grid, dim)
+    close(y, convolution(padded, kernel, 1) + bias)
+    # The interior is not affected by padding.
+    close(y[:, 1:-1, 1:-1], convolution(image, kernel, 1) + bias)
+
+
+def test_numbers_of_the_convolutional_start():
+    nine = array(ConvolutionalStart(0.5)((3, 9), dtype="float32"))
+    x, y = [-1, -1, -1, 0, 0, 0, 1, 1, 1], [-1, 0, 1, -1, 0, 1, -1, 0, 1]
+    close(nine, np.array([x, y, [-0.5] * 9]))
+
+
+@pytest.mark.parametrize("masked", (False, True))
+def test_fused_gates_equal_their_maps_times_values(masked):
+    layer = kvl.GatedPositionalAttention(4, grid=(2, 3), conv_start=False)
+    layer.build((None, 6, 8))
+    layer.gating_param.assign(numbers((4,), seed=9))
+    given = [keras.Variable(numbers((3, 6, 4, 2), seed=seed)) for seed in range(3)]
+    weights = ops.convert_to_tensor(numbers((3, 6, 4, 2), seed=4))
+    mask = ops.convert_to_tensor(numbers((3, 1, 6, 6), seed=5) > -0.5) if masked else None
+
+    def by_maps(query, key, value):
+        return layer.aggregate(layer.weights_of(query, key, mask=mask), value)
+
+    def fused(query, key, value):
+        return layer.fused(query, key, value, mask=mask)
+
+    variables = [*given, layer.gating_param, layer.pos_proj.kernel]
+    (y, found), (z, expected) = (
+        gradients(lambda run=run: ops.sum(run(*(v + 0 for v in given)) * weights), variables)
+        for run in (fused, by_maps)
+    )
+    close(*(array(run(*(one.value for one in given))) for run in (fused, by_maps)))
+    for one, other in zip((y, *found), (z, *expected), strict=True):
+        close(one, other)
+
+
 # Maps that blocks share.
 
 ATTENTIONS = {
-    "shared": lambda: SharedAttention(2, on_weights=[HeadMixing()]),
-    "accumulating": lambda: AccumulatingAttention(2),
-    "plain": lambda: Attention(2),
+    "shared": lambda: kvl.SharedAttention(2, on_weights=[kvl.HeadMixing()]),
+    "plain": lambda: kvl.Attention(2),
 }
 
 
 def test_maps_of_a_block_that_shares_them():
-    block = built(SharedMapsBlock(ATTENTIONS["shared"](), MLP(2)), shape=PAIR)
+    block = built(kvl.SharedMapsBlock(ATTENTIONS["shared"](), kvl.MLP(2)), shape=PAIR)
     (_, shared), maps = block((X, SHARED), return_attention_scores=True)
     close(array(shared), SHARED)
     close(array(maps), attend(block.attention, (norm(X, block.norm1), SHARED))[1])
@@ -104,12 +166,12 @@ def test_map_similarity(over):
 
 
 @every_axis
-@pytest.mark.parametrize("name", ("plain", "shared"))
+@pytest.mark.parametrize("name", ATTENTIONS)
 def test_similarity_in_the_loss(name, over):
     """DeepViT, Appendix A, Equation 6; of a map with itself, it is 1."""
     of = "emitted" if name == "shared" else "used"
     arguments = {"similarity": 0.3, "similarity_over": over, "similarity_of": of}
-    block = built(SharedMapsBlock(ATTENTIONS[name](), MLP(), **arguments), shape=PAIR)
+    block = built(kvl.SharedMapsBlock(ATTENTIONS[name](), kvl.MLP(), **arguments), shape=PAIR)
     block((X, SHARED))
     assert block.losses == []
     block((X, SHARED), training=True)
@@ -120,8 +182,7 @@ def test_similarity_in_the_loss(name, over):
 
 @every_axis
 def test_similarity_trains_the_attention(over):
-    layer = built(DeepAttention(2))
-    shared = ops.convert_to_tensor(SHARED)
+    layer, shared = built(kvl.DeepAttention(2)), ops.convert_to_tensor(SHARED)
 
     def loss():
         _, maps = layer(ops.convert_to_tensor(X), return_attention_scores=True)
