@@ -86,11 +86,3 @@ def test_the_whole_model_and_its_clone():
     assert isinstance(chain, kv.models.Chain)
     chain.set_weights(model.get_weights())
     close(array(chain(IMAGES)), array(model(IMAGES)))
-
-
-def test_what_is_no_such_model():
-    a, b = keras.Input((4,)), keras.Input((4,))
-    with pytest.raises(ValueError, match="one input"):
-        kv.as_chain(keras.Model([a, b], layers.Add()([a, b])))
-    with pytest.raises(ValueError, match="begins with something else"):
-        kv.as_chain(keras.Model(a, a + 1))

@@ -1,0 +1,171 @@
+"""Arguments of one family or size; those of any family are in tests/models/test_arguments.py."""
+
+import keras
+import numpy as np
+from harness import FAMILIES, numbers
+
+import keras_vitx as kv
+from keras_vitx.layers import Attention, GatedPositionalAttention, SharedAttention, TokenMixing
+
+BACKEND_FREE = True
+
+
+def made(family, **arguments):
+    return lambda: FAMILIES[family](**arguments)
+
+
+def features(family, *blocks, **arguments):
+    return lambda: kv.features(FAMILIES[family](), *blocks, **arguments)
+
+
+def training(labels, **compiled):
+    """Train a model of two heads."""
+
+    def call():
+        model = FAMILIES["ViT"](distillation_token=True)
+        model.compile("sgd", **compiled)
+        model.train_on_batch(numbers((4, 16, 16, 3)), labels)
+
+    return call
+
+
+def of_images(run, change):
+    pixels = np.random.default_rng(0).integers(0, 256, (6, 16, 16, 3), "uint8")
+    return lambda: run(FAMILIES["ViT"](), (change(pixels), np.arange(6) % 2))
+
+
+def of_another_library(make, word):
+    return lambda: make(**{word: 1})
+
+
+def as_chain(make):
+    a, b = keras.Input((4,)), keras.Input((4,))
+    return lambda: kv.as_chain(make(a, b))
+
+
+SPARSE, CLASS = "sparse_categorical_crossentropy", np.array([0, 1, 2, 0])
+FACTORY = "`attention` must be a function that takes the index of a block ... Received: "
+SHARED_LATE = lambda index: SharedAttention(2) if index == 1 else Attention(2)  # noqa: E731
+OURS = {
+    **{"num_classes": "`classes`", "pretrained": "`weights=", "img_size": "`input_shape="},
+    **{"in_chans": "`input_shape=", "drop_path_rate": "`drop_path`", "alpha": "another size: `"},
+}
+"""Words of other libraries, and what they are here."""
+ERRORS = {
+    ValueError: {
+        "`class_token_at` must be from 0 to depth=3. Received: 4": made("CaiT", class_token_at=4),
+        "With class_depth=0 ... Received: ...pooling=None": made("CaiT", class_depth=0),
+        "after the class token...SharedAttention for block 1": (
+            made("CaiT", class_token_at=1, attention=SHARED_LATE)
+        ),
+        "`pooling` ... several tokens ... Received: 'avg'": made(
+            "ViT", distillation_token=True, pooling="avg"
+        ),
+        "`num_heads` must be a square ... Received: num_heads=2. With conv_start='partial', the "
+        "first 1 heads start so": made("ConViT", num_heads=2),
+        "`local_depth` ... Received: local_depth=4, depth=3": made("ConViT", local_depth=4),
+        "never sees ... Received: local_depth=3, pooling=None": made("ConViT", local_depth=3),
+        "`grid` ... Received: ... tokens=5": (
+            made("ConViT", attention=lambda index: GatedPositionalAttention(4))
+        ),
+        "`re_attention_depth` must be at most 2 ... Received: 3": made(
+            "DeepViT", re_attention_depth=3
+        ),
+        "`shared_depth` must be at most 1 ... Received: 2": made("DeepViT", shared_depth=2),
+        "`similarity_depth` must be at least 1 ... similarity=0.1": made("DeepViT", similarity=0.1),
+        "`similarity` ... Received: -1": made("DeepViT", similarity=-1, similarity_depth=1),
+        "`map_scale` must be ...'head'. Received: 'foo'": made("DeepViT", map_scale="foo"),
+        "`patch_size` ... Received: patch_size=1": made("DeepViT", conv_stem=True, patch_size=1),
+        "belong to refiner='paper'... Received: ...constraint='spatial'": (
+            made("RefinedViT", constraint="spatial")
+        ),
+        "`pooling` ...dense_head). Received: 'avg'": made(
+            "RefinedViT", dense_head=True, pooling="avg"
+        ),
+        "position='middle' ... Received: where='msa'": (
+            made("CBViT", position="middle", where="msa")
+        ),
+        "`blocks` must be indices ... Received: [0, 2]": made("CBViT", blocks=[0, 2]),
+        "must have one entry per stage. Received: dims=(8,), depths=(1, 2)": made("PiT", dims=(8,)),
+        "`depths` must be ... Received: 0": made("PiT", depths=(1, 0)),
+        "`dim` must be a multiple ... Received: dim=12, width=8": made("PiT", dims=(8, 12)),
+        "`num_heads` must divide ... Received: num_heads=3, dim=8": made("PiT", num_heads=(3, 4)),
+        "`stride` must be ... Received: 0": made("PiT", stride=0),
+        "`input_shape` must ... patch size 17. Received: ": made("PiT", patch_size=17),
+        "`pooling` must be 'avg' or 'max'... Received: 'token'": made("Mixer", pooling="token"),
+        "`mlp_ratio` must be a pair... Received: 4.0": made("Mixer", mlp_ratio=4.0),
+        "`mlp_ratio`, ... Received: ...hidden=0": made("Mixer", mlp_ratio=(0, 4.0)),
+        FACTORY + "<function": made("ViT", attention=lambda: Attention(2)),
+        FACTORY + "<function ... for block 0": made("ViT", attention=lambda i, dim: Attention(2)),
+        FACTORY + "<class ...Attention'> for block 0": made("ViT", attention=Attention),
+        FACTORY + "<class ...TokenMixing'> for block 0": made("ViT", attention=TokenMixing),
+        "`dtype` must be None or ... Received: 'half'": made("CaiT", dtype="half"),
+        "`class_names` must be a list ... Received: 'cat'": (
+            lambda: setattr(FAMILIES["ViT"](), "class_names", "cat")
+        ),
+        "No model is named 'CaiT_S25'. ...'CaiT_S24'": lambda: kv.create_model("CaiT_S25"),
+        "No model is named 'cait_xs36'. ...'CaiT_XS36'": lambda: kv.create_model("cait_xs36"),
+        "No model is named '?'. Known: ...CaiT_Mini": lambda: kv.create_model("?"),
+        "timm's is DeiT3_S(weights=\"deit3_small_patch16_384.fb": (
+            lambda: kv.create_model("deit3_small_patch16_384")
+        ),
+        "timm's is ViT_Ti...distillation_token=True": (
+            lambda: kv.create_model("deit_tiny_distilled_patch16_224.fb_in1k")
+        ),
+        "`new_head` needs ... ends in 'norm'": lambda: FAMILIES["ViT"](include_top=False).new_head(
+            2
+        ),
+        # Losses and labels of several heads
+        "must have 'head'": training({"head_dist": CLASS}, loss=SPARSE),
+        "['aux_head', 'head']": training({"head": CLASS, "aux_head": CLASS}, loss=SPARSE),
+        "crossentropy": training(CLASS, loss="crossentropy"),
+        "PerHead": training(CLASS, loss=[SPARSE, SPARSE]),
+        "`loss_weights`...PerHead...2.0": training(CLASS, loss="mse", loss_weights=[2.0]),
+        "`loss_weights`...PerHead": training(CLASS, loss={"head": "mse"}, loss_weights=[2.0]),
+        # Images
+        "Received: float32 in -...Pass pixels": of_images(
+            kv.evaluate, lambda x: np.float32(x) - 128
+        ),
+        "Received: float32 in -...Pass pixels, which": of_images(
+            kv.fit, lambda x: np.float32(x) - 128
+        ),
+        'Received: float32 in ...`.astype("uint8")`': of_images(kv.evaluate, np.float32),
+        'Received: float32 in 0...`.astype("uint8")`': of_images(kv.fit, np.float32),
+        # kv.features
+        "`blocks`: ...no block 2 of patches. It has 2": features("ViT", 2),
+        "no block 'block_1' of patches. Did you mean 'blocks_1'": features("ViT", ["block_1"]),
+        "`blocks` must be indices or names ... Received: []": features("ViT", []),
+        "`size` ... patch size 8. Received: size=(30, 16); the nearest is (32, 16)": (
+            features("ViT", size=(30, 16))
+        ),
+        "`size` must be ... Received: 32": features("ViT", size=32),
+        "`scales` must be powers of two... Received: 3": features("ViT", scales=(3,)),
+        "`scales` must have one factor per map, 2. Received": features("ViT", [0, 1], scales=(1,)),
+        "`scales` must leave ... a map of 2 x 2. Received": features("ViT", scales=(1 / 8,)),
+        "`scales` must be None with prefix_tokens": (
+            features("ViT", prefix_tokens=True, scales=(1,))
+        ),
+        "width 16, the block 'transformers_0_blocks_0' has 8": features("PiT", 0),
+        "no block 'blocks_token_only_0' of patches": features("CaiT", "blocks_token_only_0"),
+        "`size` can't be changed: ... depends on it": features("Mixer", size=(24, 24)),
+        "The model 'sequential...' has no blocks": lambda: kv.features(
+            keras.Sequential([keras.Input((8,)), keras.layers.Dense(2)])
+        ),
+        # kv.as_chain
+        "of one input": as_chain(lambda a, b: keras.Model([a, b], keras.layers.Add()([a, b]))),
+        "begins with something else": as_chain(lambda a, b: keras.Model(a, a + 1)),
+    },
+    TypeError: {
+        "ViT(): missing a required argument: 'depth'": lambda: kv.ViT(8),
+        "ViT(): multiple values for argument 'dim'": lambda: kv.ViT(8, 1, 2, dim=9),
+        "ViT()...'color'": lambda: kv.ViT_Ti(color=1),
+        "ViT_Ti(): too many positional arguments": lambda: kv.ViT_Ti(*range(10)),
+        **{
+            f"{make.__name__}() has no argument '{word}'. It is {ours}": (
+                of_another_library(make, word)
+            )
+            for make in (kv.ViT_Mini, kv.ViT)
+            for word, ours in OURS.items()
+        },
+    },
+}
