@@ -5,9 +5,14 @@ import copy
 import keras
 import pytest
 from harness import FAMILIES, blocks
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import keras_vitx as kv
+from keras_vitx.keras_internals import sublayers
 from keras_vitx.layers import Attention, HeadMixing
+
+pytestmark = pytest.mark.backend_free
 
 
 def by_file(model, directory):
@@ -25,59 +30,69 @@ COPIES = {
     "directory": by_directory,
     "config": lambda model, _: type(model).from_config(model.get_config()),
     "deepcopy": lambda model, _: copy.deepcopy(model),
-    "clone": lambda model, _: keras.models.clone_model(model),
     "at_size": lambda model, _: model.at_size((24, 16)),
+    # Keras clones the layers, and makes a new model around them, which knows no family.
+    "clone": lambda model, _: kv.as_chain(keras.models.clone_model(model), like=model),
 }
-
-
-def all_but_the_head(model):
-    for layer in model.layers[:-1]:
-        layer.trainable = False
-
-
-def parts_of_blocks(model):
-    first, *_, last = blocks(model)
-    first.norm1.trainable = False
-    first.mlp.fc2.trainable = False
-    last.trainable = False
-    last.attention.trainable = True
-    last.attention.proj.trainable = False
-
-
-def the_model(model):
-    model.trainable = False
-    model.layers[-1].trainable = True
-
-
-FREEZE = (all_but_the_head, parts_of_blocks, the_model)
 
 
 def trained(model):
     return [variable.path for variable in model.trainable_variables]
 
 
-@pytest.mark.backend_free
-@pytest.mark.parametrize("how", COPIES)
-@pytest.mark.parametrize("family", [family for family in FAMILIES if family != "Mixer"])
-def test_frozen_in_a_copy(family, how, tmp_path):
-    ways = FREEZE if family in ("CaiT", "DeepViT") else FREEZE[:1]
-    # Keras clones the layers, and makes a new model around them.
-    for freeze in ways[:2] if how == "clone" else ways:
-        model = FAMILIES[family](name="mine")
-        count = len(trained(model))
-        freeze(model)
-        directory = tmp_path / freeze.__name__
-        directory.mkdir()
-        twin = COPIES[how](model, directory)
-        assert len(trained(model)) < count
-        assert trained(twin) == trained(model)
-        names = [layer.name for layer in model.layers]
-        assert all(model.get_layer(n).trainable == twin.get_layer(n).trainable for n in names)
-        model.trainable = twin.trainable = True
-        assert len(trained(twin)) == count, "unfrozen again"
+def flags(model):
+    parts = [(layer.name, layer.trainable) for layer in model.layers]
+    return parts, [(variable.path, variable.trainable) for variable in model.weights]
 
 
-@pytest.mark.backend_free
+def check(family, changes, directory):
+    model = FAMILIES[family](name="mine")
+    count = len(trained(model))
+    for index, change in enumerate(changes):
+        if change in COPIES:
+            target = directory / str(index)
+            target.mkdir()
+            twin = COPIES[change](model, target)
+            assert trained(twin) == trained(model)
+            assert flags(twin) == flags(model)
+            model = twin
+        else:
+            place, trains = change
+            # Keras's clone is a new model around clones of the layers.
+            parts = sublayers(model)["clone" in changes :]
+            parts[place % len(parts)].trainable = trains
+    model.trainable = False
+    model.trainable = True
+    assert len(trained(model)) == count
+
+
+# A layer at any depth, by its place (0 is the model), and whether it trains.
+PARTS, MODEL = (
+    [(5, False), (12, False), (-1, False), (15, False), (16, True)],
+    [(0, False), (-1, True)],
+)
+FAMILIES_AT_SIZES = [family for family in FAMILIES if family != "Mixer"]
+
+
+@pytest.mark.parametrize("family", FAMILIES_AT_SIZES)
+@pytest.mark.parametrize("changes", ([*PARTS, *COPIES], [*MODEL, *list(COPIES)[:-1]]))
+def test_frozen_in_every_copy(family, changes, tmp_path):
+    check(family, changes, tmp_path)
+
+
+@settings(max_examples=12)
+@given(
+    family=st.sampled_from(FAMILIES_AT_SIZES),
+    changes=st.lists(
+        st.tuples(st.integers(0, 60), st.booleans()) | st.sampled_from(list(COPIES)),
+        min_size=2,
+        max_size=5,
+    ),
+)
+def test_frozen_in_any_order_of_changes_and_copies(family, changes, tmp_path_factory):
+    check(family, changes, tmp_path_factory.mktemp("copies"))
+
+
 def test_frozen_layers_of_ones_own(tmp_path):
     @keras.saving.register_keras_serializable("tests")
     class Around(keras.layers.Layer):
@@ -92,30 +107,24 @@ def test_frozen_layers_of_ones_own(tmp_path):
         def call(self, maps):
             return self.mixes[1](self.mixes[0](maps))
 
-    def model():
-        attention = lambda index: Attention(2, on_weights=[Around(name="around")])  # noqa: E731
-        return FAMILIES["ViT"](attention=attention)
-
-    one = model()
-    blocks(one)[1].attention.on_weights[0].mixes[1].trainable = False
-    twin = by_file(one, tmp_path)
-    assert trained(twin) == trained(one)
-    assert len(trained(one)) == len(trained(model())) - 2
+    model = FAMILIES["ViT"](attention=lambda _: Attention(2, on_weights=[Around(name="around")]))
+    count = len(trained(model))
+    blocks(model)[1].attention.on_weights[0].mixes[1].trainable = False
+    assert trained(by_file(model, tmp_path)) == trained(model)
+    assert len(trained(model)) == count - 2
 
 
-@pytest.mark.backend_free
 def test_a_layer_made_frozen_is_frozen():
     attention = Attention(2, trainable=False)
     attention.build((None, 5, 8))
     assert attention.trainable_variables == [] and not attention.qkv.kernel.trainable
 
 
-@pytest.mark.backend_free
 def test_the_optimizer_of_a_frozen_model_continues(tmp_path):
     model = FAMILIES["ViT"]()
-    all_but_the_head(model)
+    for layer in model.layers[:-1]:
+        layer.trainable = False
     model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "sparse_categorical_crossentropy")
     model.optimizer.build(model.trainable_variables)
-    twin = by_file(model, tmp_path)
-    counts = [len(each.optimizer.variables) for each in (model, twin)]
-    assert counts[0] == counts[1] == 2 + len(trained(model))
+    for each in (model, by_file(model, tmp_path)):
+        assert len(each.optimizer.variables) == 2 + len(trained(model))
