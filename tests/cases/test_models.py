@@ -1,0 +1,44 @@
+"""Faults that were reported of other projects' layers and models."""
+
+import keras
+import numpy as np
+from harness import FAMILIES, array, close, numbers
+
+from keras_vitx.layers import Attention
+
+
+# pytorch/pytorch#160064
+def test_maps_of_a_query_without_keys_are_zero():
+    mask = np.ones((2, 5, 5), bool)
+    mask[:, 1] = False
+    y, maps = Attention(2)(numbers((2, 5, 8)), attention_mask=mask, return_attention_scores=True)
+    assert np.isfinite(array(y)).all() and np.isfinite(array(maps)).all()
+    assert not array(maps)[:, :, 1].any()
+
+
+# keras-team/keras#9589
+def test_a_frozen_model_inside_another_is_loaded_frozen(tmp_path):
+    base = FAMILIES["CaiT"]()
+    base.trainable = False
+    keras.Sequential([base, keras.layers.Dense(2)]).save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert not loaded.layers[0].trainable and len(loaded.trainable_variables) == 2
+
+
+# keras-team/keras#6607
+def test_weights_of_a_frozen_model_are_those_of_another(tmp_path):
+    frozen, other = (keras.Sequential([FAMILIES["ViT"](), keras.layers.Dense(2)]) for _ in "ab")
+    frozen.layers[0].layers[2].trainable = False
+    frozen.save_weights(tmp_path / "model.weights.h5")
+    other.load_weights(tmp_path / "model.weights.h5")
+    images = numbers((2, 16, 16, 3))
+    close(array(other(images)), array(frozen(images)))
+
+
+# keras-team/keras#19792
+def test_a_model_over_the_images_of_a_film():
+    base, films = FAMILIES["ViT"](), numbers((2, 3, 16, 16, 3))
+    inputs = keras.Input((3, 16, 16, 3))
+    model = keras.Model(inputs, keras.layers.TimeDistributed(base)(inputs))
+    alone = base.predict(films.reshape(6, 16, 16, 3), verbose=0)
+    close(model.predict(films, verbose=0), alone.reshape(2, 3, 5))
