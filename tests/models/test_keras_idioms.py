@@ -5,7 +5,7 @@ import importlib
 import keras
 import numpy as np
 import pytest
-from harness import BACKEND, array, precision, run_python
+from harness import BACKEND, array, gradients, precision, run_python
 from PIL import Image
 
 import keras_vitx as kv
@@ -55,15 +55,15 @@ def test_a_keras_directory_maps_in_tf_data(directory, side, crop_ratio):
     prepared = dataset.map(lambda x, y: (kv.preprocess_input(x, model), y))
     layered = dataset.map(lambda x, y: (layer(x), y))
     one_by_one = dataset.unbatch().map(lambda x, y: (kv.preprocess_input(x, model), y)).batch(4)
+    as_it_is = (side, crop_ratio) == (16, 1.0)
     for (x, _), *others in zip(dataset, prepared, layered, one_by_one, strict=True):
-        wanted = normalized(x)
-        if (side, crop_ratio) != (16, 1.0):
-            wanted = kv.preprocess_input(x.numpy(), model)
+        wanted = normalized(x) if as_it_is else kv.preprocess_input(x.numpy(), model)
         for found, _ in others:
             assert found.dtype == "float32"
             np.testing.assert_allclose(found, wanted, atol=1e-5)
-    model.compile("adamw", "sparse_categorical_crossentropy")
-    model.fit(prepared, validation_data=prepared, verbose=0)
+    if as_it_is:
+        model.compile("adamw", "sparse_categorical_crossentropy")
+        model.fit(prepared, validation_data=prepared, verbose=0)
 
 
 def test_a_loaded_image_is_taken(directory):
@@ -80,16 +80,12 @@ def test_tensors_of_any_library_stay_so(library, dtype):
     values = PIXELS / np.float32(255) if dtype == "0..1" else PIXELS.astype(dtype)
     for crop_ratio, given in ((1.0, values), (0.9, values), (1.0, values[:, :12])):
         model, images = network(crop_ratio), tensor_of(library, given)
-        found = kv.preprocess_input(images, model)
-        assert type(found) is type(images) and "float32" in str(found.dtype)
-        wanted = kv.preprocess_input(given, model)
-        np.testing.assert_allclose(np.asarray(found), wanted, atol=1e-5)
-        one = kv.preprocess_input(images[0], model)
-        np.testing.assert_allclose(np.asarray(one), wanted[0], atol=1e-5)
-        gray = kv.preprocess_input(images[..., :1], model)
-        np.testing.assert_allclose(
-            np.asarray(gray), kv.preprocess_input(given[..., :1], model), atol=1e-5
-        )
+        for part in (images, images[0], images[..., :1]):
+            found = kv.preprocess_input(part, model)
+            assert type(found) is type(images) and "float32" in str(found.dtype)
+            assert found.ndim == part.ndim
+            wanted = kv.preprocess_input(np.asarray(part), model).reshape(found.shape)
+            np.testing.assert_allclose(np.asarray(found), wanted, atol=1e-5)
 
 
 def test_in_graphs_and_with_gradients():
@@ -102,37 +98,13 @@ def test_in_graphs_and_with_gradients():
     def total(x):
         return keras.ops.sum(kv.preprocess_input(x, model))
 
-    x = keras.ops.convert_to_tensor(images)
-    if BACKEND == "jax":
-        gradient = importlib.import_module("jax").jit(importlib.import_module("jax").grad(total))(x)
-    elif BACKEND == "torch":
-        total(x.requires_grad_()).backward()
-        gradient = x.grad
-    else:
-        import tensorflow as tf
-
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            y = tf.function(total)(x)
-        gradient = tape.gradient(y, x)
+    x = keras.Variable(images)
+    run = (
+        importlib.import_module("tensorflow").function(total) if BACKEND == "tensorflow" else total
+    )
+    _, (gradient,) = gradients(lambda: run(x.value), [x])
     wanted = np.broadcast_to(1 / (255 * np.float32(STD)), images.shape)
-    np.testing.assert_allclose(keras.ops.convert_to_numpy(gradient), wanted, rtol=1e-5)
-
-
-@pytest.mark.parametrize(
-    "array, message",
-    [
-        (PIXELS - np.float32(1), r"0\.\.255, or floats in 0\.\.1\. Received: float32 in -1\.0\.\."),
-        (PIXELS > 9, "Received: bool"),
-        (PIXELS.astype("int32") * 2, "Received: int32 in"),
-        (PIXELS[..., :2], r"of 3 channels or one\. Received: shape \(6, 16, 16, 2\)"),
-        (PIXELS[0, 0], r"Received: shape \(16, 3\)"),
-        (PIXELS[:0], r"Received: shape \(0, 16, 16, 3\)"),
-    ],
-)
-def test_wrong_tensors_are_named(array, message):
-    with pytest.raises(ValueError, match=message):
-        kv.preprocess_input(keras.ops.convert_to_tensor(array), network())
+    np.testing.assert_allclose(gradient, wanted, rtol=1e-5)
 
 
 @pytest.mark.parametrize("loader", ["grain", "torch"])
@@ -186,17 +158,10 @@ def test_fit_and_evaluate_notice_another_range(case, caplog):
 
 
 @pytest.mark.backend_free
-def test_arrays_are_pixels_or_an_error():
+def test_arrays_in_0_1_are_pixels():
     model, labels = network(), np.arange(6) % 2
-    wanted = kv.evaluate(model, (PIXELS, labels))["loss"]
-    assert kv.evaluate(model, (PIXELS / 255, labels))["loss"] == pytest.approx(wanted)
-    for images, words in (
-        (normalized(PIXELS), "Pass pixels, which are normalized for the model"),
-        (np.float32(PIXELS), r'`\.astype\("uint8"\)`'),
-    ):
-        for run in (kv.evaluate, kv.fit):
-            with pytest.raises(ValueError, match=f"Received: float32 in .*{words}"):
-                run(model, (images, labels))
+    of_pixels, scaled = (kv.evaluate(model, (x, labels))["loss"] for x in (PIXELS, PIXELS / 255))
+    assert scaled == pytest.approx(of_pixels)
 
 
 AGAIN = """
@@ -210,17 +175,19 @@ for name in ("model.keras", "best.keras"):
 """
 
 
-@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16", "mixed_float16"])
+# float16 has Keras's scaling of the loss besides what bfloat16 has.
+@pytest.mark.parametrize("policy", ["float32", "mixed_float16"])
 def test_the_transfer_learning_guide(policy, tmp_path):
     """The lines of keras.io/guides/transfer_learning, with the callbacks that follow it."""
     tf = pytest.importorskip("tensorflow")
     keras.utils.set_random_seed(0)
-    images, labels = PIXELS[np.arange(48) % 6] // 2, np.arange(48) % 2
+    images, labels = PIXELS[np.arange(24) % 6] // 2, np.arange(24) % 2
     images[labels == 1, :8] += 120
     dataset = tf.data.Dataset.from_tensor_slices((images, labels)).batch(8)
     with precision(policy):
-        shape = {"input_shape": (16, 16, 3), "patch_size": 4}
-        base = kv.ViT(16, 2, 2, include_top=False, pooling="avg", **shape)
+        base = kv.ViT(
+            16, 1, 2, include_top=False, pooling="avg", input_shape=(16, 16, 3), patch_size=8
+        )
         dataset = dataset.map(lambda x, y: (kv.preprocess_input(x, base), y))
         base.trainable = False
         inputs = keras.Input((16, 16, 3))
@@ -233,29 +200,26 @@ def test_the_transfer_learning_guide(policy, tmp_path):
     callbacks += [keras.callbacks.ModelCheckpoint(tmp_path / "best.keras", save_best_only=True)]
     if importlib.util.find_spec("tensorboard"):
         callbacks += [keras.callbacks.TensorBoard(tmp_path / "logs")]
-    frozen = [array(each) for each in base.weights]
 
-    def train(rate):
+    def train(rate, epochs):
         model.compile(
             keras.optimizers.Adam(rate),
             keras.losses.BinaryCrossentropy(from_logits=True),
             metrics=[keras.metrics.BinaryAccuracy(threshold=0.0)],
         )
         options = {"validation_data": dataset, "callbacks": callbacks, "verbose": 0}
-        return model.fit(dataset, epochs=3, **options).history["val_loss"]
+        before = [array(each) for each in base.weights]
+        losses = model.fit(dataset, epochs=epochs, **options).history["val_loss"]
+        pairs = zip(base.weights, before, strict=True)
+        return losses, [(array(each) != was).any() for each, was in pairs]
 
-    losses = train(3e-2)
-    assert len(model.trainable_weights) == 2
-    assert all(
-        np.array_equal(array(each), was) for each, was in zip(base.weights, frozen, strict=True)
-    )
+    losses, changed = train(3e-2, 3)
+    assert len(model.trainable_weights) == 2 and not any(changed)
     base.trainable = True
-    losses += train(1e-3)
-    assert not any(
-        np.array_equal(array(each), was) for each, was in zip(base.weights, frozen, strict=True)
-    )
+    tuned, changed = train(3e-3, 3)
+    assert all(changed)
     found = model.evaluate(dataset, verbose=0, return_dict=True)
-    assert found["loss"] == pytest.approx(min(losses[3:]), rel=1e-2)
+    assert found["loss"] == pytest.approx(min(tuned), rel=1e-2)
     assert found["loss"] < losses[0] and found["binary_accuracy"] > 0.9
     assert not callbacks[2:] or list((tmp_path / "logs").rglob("events*"))
 
