@@ -17,12 +17,7 @@ from keras_vitx.layers.tokens import PatchMap, TokenDownsampling
 
 @dataclass(frozen=True)
 class LayerCase:
-    """One way to construct a layer.
-
-    Attributes:
-        make: A function that returns the layer, unbuilt.
-        shape: Shape of the input, without the batch; a pair of shapes for a pair.
-    """
+    """A function that makes a layer, and the shape of its input, or of a pair, without batch."""
 
     make: Callable[[], keras.layers.Layer]
     shape: tuple
