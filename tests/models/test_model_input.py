@@ -42,12 +42,16 @@ def augmentation():
     return keras.Sequential([layers.RandomFlip(), layers.RandomRotation(0.1)])
 
 
-def ensemble(other):
+def beside(other):
     def make(net):
         images = keras.Input((16, 16, 3))
         return keras.Model(images, layers.Average()([net(images), other()(images)]))
 
     return make
+
+
+def chained(make):
+    return lambda net: kv.as_chain(make(net), like=net)
 
 
 def stating(make, preprocessing):
@@ -59,51 +63,46 @@ def stating(make, preprocessing):
     return make_and_state
 
 
-NORMALIZE = (lambda x: ops.divide(ops.subtract(x, MEAN), STD),)
-STATISTICS = {"mean": MEAN, "variance": STD**2}
+def normalization():
+    return layers.Normalization(mean=MEAN, variance=STD**2)
+
+
+def normalize(x):
+    return ops.divide(ops.subtract(x, MEAN), STD)
+
+
+def of_nothing():
+    return keras.Sequential([layers.Flatten(), layers.Dense(5)])
+
+
 TAKEN = {
     "nested": (behind(), STATED),
     "twice nested": (lambda net: behind()(behind()(net)), STATED),
     "sequential": (lambda net: keras.Sequential([keras.Input((16, 16, 3)), net]), STATED),
-    "augmented": (lambda net: behind(augmentation())(net), STATED),
-    "a pipeline": (lambda net: behind(layers.Pipeline([layers.RandomFlip()]))(net), STATED),
-    "resized": (lambda net: behind(layers.Resizing(16, 16), layers.Dropout(0.1))(net), STATED),
+    "augmented": (behind(augmentation()), STATED),
+    "a pipeline": (behind(layers.Pipeline([layers.RandomFlip()])), STATED),
+    "resized": (behind(layers.Resizing(16, 16), layers.Dropout(0.1)), STATED),
     "cut": (lambda net: keras.Model(net.input, layers.Dense(2)(net.output)), STATED),
     "cloned": (keras.models.clone_model, STATED),
     "features": (kv.features, STATED),
-    "equal ones": (ensemble(lambda: network(name="two")), STATED),
-    "rescaled": (lambda net: behind(layers.Rescaling(1 / 127.5, -1))(net), PIXELS),
-    "normalized": (lambda net: behind(layers.Normalization(**STATISTICS))(net), PIXELS),
-    "augmented and normalized": (
-        lambda net: behind(augmentation(), layers.Normalization(**STATISTICS))(net),
-        PIXELS,
-    ),
+    "equal ones": (beside(lambda: network(name="two")), STATED),
+    "rescaled": (behind(layers.Rescaling(1 / 127.5, -1)), PIXELS),
+    "normalized": (behind(normalization()), PIXELS),
+    "augmented and normalized": (behind(augmentation(), normalization()), PIXELS),
     "ImagePreprocessing": (prepared, PIXELS),
-    "bytes": (behind(lambda x: ops.cast(x, "float32"), *NORMALIZE, dtype="uint8"), PIXELS),
-    "a chain of it": (lambda net: kv.as_chain(prepared(net, dtype="uint8"), like=net), PIXELS),
-    "a chain that is rescaled": (
-        lambda net: kv.as_chain(behind(layers.Rescaling(1 / 255))(net), like=net),
-        PIXELS,
-    ),
-    "a chain of it that is given another": (
-        stating(lambda net: kv.as_chain(prepared(net), like=net), STATED),
-        PIXELS,
-    ),
+    "bytes": (behind(lambda x: ops.cast(x, "float32"), normalize, dtype="uint8"), PIXELS),
+    "a chain of it": (chained(lambda net: prepared(net, dtype="uint8")), PIXELS),
+    "a chain that is rescaled": (chained(behind(layers.Rescaling(1 / 255))), PIXELS),
+    "a chain of it that is given another": (stating(chained(prepared), STATED), PIXELS),
     "it inside": (lambda net: behind()(kv.as_chain(prepared(net))), PIXELS),
-    "operations": (behind(*NORMALIZE), "subtract"),
-    "a function": (lambda net: behind(layers.Lambda(*NORMALIZE))(net), "lambda"),
-    "a chain of a function": (
-        lambda net: kv.as_chain(behind(layers.Lambda(*NORMALIZE))(net), like=net),
-        "lambda",
-    ),
-    "0..1": (lambda net: behind(layers.Rescaling(2, -1))(net), "rescaling"),
-    "16 bits": (lambda net: behind(layers.Rescaling(1 / 65535))(net), "rescaling"),
-    "other ones": (ensemble(lambda: FAMILIES["ViT"](name="two")), "'two'"),
-    "one that states nothing": (
-        ensemble(lambda: keras.Sequential([layers.Flatten(), layers.Dense(5)])),
-        "flatten",
-    ),
-    "stated": (stating(behind(*NORMALIZE), PIXELS), PIXELS),
+    "operations": (behind(normalize), "subtract"),
+    "a function": (behind(layers.Lambda(normalize)), "lambda"),
+    "a chain of a function": (chained(behind(layers.Lambda(normalize))), "lambda"),
+    "0..1": (behind(layers.Rescaling(2, -1)), "rescaling"),
+    "16 bits": (behind(layers.Rescaling(1 / 65535)), "rescaling"),
+    "other ones": (beside(lambda: FAMILIES["ViT"](name="two")), "'two'"),
+    "one that states nothing": (beside(of_nothing), "flatten"),
+    "stated": (stating(behind(normalize), PIXELS), PIXELS),
     "stated twice": (stating(prepared, STATED), "`ImagePreprocessing` inside"),
 }
 
@@ -137,10 +136,8 @@ def test_a_predictor_answers_as_predict(case):
     # One crop of the size is left in front of a model of pixels: all of it.
     right = images if taken is PIXELS else kv.preprocess_input(images, net)
     rows = kv.predictor(model, batch_sizes=(3,))(images)
-    found = [
-        [probability for *_, probability in sorted(row, key=lambda one: one[1])] for row in rows
-    ]
-    close(np.array(found), model.predict(right, verbose=0))
+    found = [[p for *_, p in sorted(row, key=lambda one: one[1])] for row in rows]
+    close(found, model.predict(right, verbose=0))
 
 
 @pytest.mark.parametrize("family", FAMILIES_HERE)
@@ -153,13 +150,9 @@ def test_a_model_with_preprocessing_inside(family, tmp_path):
     model = FAMILIES[family](weights=tmp_path / "plain", include_preprocessing=True)
     kv.save(model, tmp_path / "pixels")
     model.save(tmp_path / "pixels.keras")
-    whole = (
-        model,
-        kv.load(tmp_path / "pixels"),
-        keras.saving.load_model(tmp_path / "pixels.keras"),
-    )
     again = [FAMILIES[family](weights=tmp_path / "pixels", include_preprocessing=i) for i in (0, 1)]
-    pairs = [(plain, one) for one in (*whole, *again)]
+    loaded = kv.load(tmp_path / "pixels"), keras.saving.load_model(tmp_path / "pixels.keras")
+    pairs = [(plain, one) for one in (model, *loaded, *again)]
     if family != "Mixer":
         pairs.append((plain.at_size((32, 32)), model.at_size((32, 32))))
     for one, other in pairs:

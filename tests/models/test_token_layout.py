@@ -7,28 +7,24 @@ from harness import BACKEND, FAMILIES, array, blocks, close, numbers
 import keras_vitx as kv
 from keras_vitx.analysis import class_attention, trace
 
-# Rows and columns, and leading tokens, after each layer from the stem to the norm.
-SQUARE = (2, 2)
+# The grids and the numbers of leading tokens, after each layer from the stem to the norm.
+SQUARE, PIT = [(2, 2)], [0, 0, *[1] * 6]
 LAYOUTS = {
-    "CaiT": ({}, [SQUARE] * 8, [0, 0, 0, 0, 0, 1, 1, 1]),
-    "CaiT/distilled": ({"distillation_token": True}, [SQUARE] * 9, [0, 0, 0, 0, 0, 1, 2, 2, 2]),
-    "ViT": ({}, [SQUARE] * 6, [0, 1, 1, 1, 1, 1]),
-    "ViT/distilled": ({"distillation_token": True}, [SQUARE] * 7, [0, 1, 2, 2, 2, 2, 2]),
-    "ConViT": ({}, [SQUARE] * 7, [0, 0, 0, 0, 1, 1, 1]),
-    "DeepViT": ({"conv_stem": True}, [SQUARE] * 6, [0, 1, 1, 1, 1, 1]),
-    "RefinedViT": ({}, [SQUARE] * 7, [0, 1, 1, 1, 1, 1, 1]),
-    "CBViT": ({}, [SQUARE] * 6, [0, 1, 1, 1, 1, 1]),
-    "PiT": ({}, [(3, 3)] * 4 + [SQUARE] * 4, [0, 0, 1, 1, 1, 1, 1, 1]),
-    "Mixer": ({}, [SQUARE] * 4, [0, 0, 0, 0]),
-    "PiT/wide": (
-        {"input_shape": (32, 21, 3)},
-        [(6, 4)] * 4 + [(3, 2)] * 4,
-        [0, 0, 1, 1, 1, 1, 1, 1],
-    ),
+    "CaiT": ({}, SQUARE * 8, [0] * 5 + [1] * 3),
+    "CaiT/distilled": ({"distillation_token": True}, SQUARE * 9, [0] * 5 + [1, 2, 2, 2]),
+    "ViT": ({}, SQUARE * 6, [0, *[1] * 5]),
+    "ViT/distilled": ({"distillation_token": True}, SQUARE * 7, [0, 1, *[2] * 5]),
+    "ConViT": ({}, SQUARE * 7, [0] * 4 + [1] * 3),
+    "DeepViT": ({"conv_stem": True}, SQUARE * 6, [0, *[1] * 5]),
+    "RefinedViT": ({}, SQUARE * 7, [0, *[1] * 6]),
+    "CBViT": ({}, SQUARE * 6, [0, *[1] * 5]),
+    "PiT": ({}, [(3, 3)] * 4 + SQUARE * 4, PIT),
+    "Mixer": ({}, SQUARE * 4, [0] * 4),
+    "PiT/wide": ({"input_shape": (32, 21, 3)}, [(6, 4)] * 4 + [(3, 2)] * 4, PIT),
     "DeepViT/wide": (
         {"conv_stem": True, "input_shape": (32, 48, 3)},
         [(4, 6)] * 6,
-        [0, 1, 1, 1, 1, 1],
+        [0, *[1] * 5],
     ),
 }
 
@@ -61,11 +57,8 @@ def test_a_stem_that_says_nothing():
     layers = [keras.layers.Reshape((4, 12), name="stem"), keras.layers.Dense(3, name="last")]
     model = kv.models.Chain(layers, (4, 4, 3))
     assert model.token_layout == [("stem", None, None, False), ("last", None, None, False)]
-    layers = [
-        keras.layers.Reshape((4, 12)),
-        kv.layers.Block(kv.layers.Attention(2), kv.layers.MLP()),
-    ]
-    model = kv.models.Chain(layers, (4, 4, 3))
+    block = kv.layers.Block(kv.layers.Attention(2), kv.layers.MLP())
+    model = kv.models.Chain([keras.layers.Reshape((4, 12)), block], (4, 4, 3))
     assert len(list(trace(model, numbers((2, 4, 4, 3))))) == 1
     with pytest.raises(ValueError, match="no class token"):
         class_attention(model, numbers((2, 4, 4, 3)))
