@@ -8,16 +8,7 @@ import pytest
 from harness import BACKEND, FAMILIES, array, close, numbers
 from keras import ops
 
-from keras_vitx.layers import (
-    MLP,
-    Attention,
-    Block,
-    ClassToken,
-    DropPath,
-    HeadMixing,
-    MapLayer,
-    TalkingHeadsAttention,
-)
+from keras_vitx import layers as kvl
 from keras_vitx.layers.base import Layer, register
 from keras_vitx.models import Chain
 
@@ -42,7 +33,7 @@ class NormalizedBlock(Layer):
         self.norm = keras.layers.BatchNormalization(momentum=0.5, dtype=dtype, name="norm")
         self.drop = keras.layers.Dropout(dropout, dtype=dtype, name="drop")
         self.fc2 = keras.layers.Dense(6, dtype=dtype, name="fc2")
-        self.branch = DropPath(drop_path, dtype=dtype, name="branch")
+        self.branch = kvl.DropPath(drop_path, dtype=dtype, name="branch")
 
     def build(self, input_shape):
         self.fc1.build(input_shape)
@@ -184,7 +175,7 @@ def test_draws_differ_between_blocks_of_a_loop():
     class Recording(Layer):
         def __init__(self, **kwargs):
             super().__init__(**kwargs)
-            self.branch = DropPath(0.5)
+            self.branch = kvl.DropPath(0.5)
 
         def call(self, x, training=False):
             return x + self.branch(ops.ones_like(x), training=training)
@@ -201,11 +192,11 @@ def pair(*arguments):
 
 
 def attention(layer, name, **arguments):
-    return Block(layer, MLP(2), name=name, **arguments)
+    return kvl.Block(layer, kvl.MLP(2), name=name, **arguments)
 
 
 SCALE = keras.initializers.RandomUniform(0.1, 0.2)
-PLACES = ({"on_logits": [HeadMixing()]}, {"on_weights": [HeadMixing()]})
+PLACES = ({"on_logits": [kvl.HeadMixing()]}, {"on_weights": [kvl.HeadMixing()]})
 # Neighbors, and the repeats of the loops they form.
 MERGED = {
     "units": (lambda: pair({"units": 6}, {"units": 5}), []),
@@ -217,15 +208,18 @@ MERGED = {
         [2, 2],
     ),
     "outside": (lambda: [keras.layers.Dense(6, "tanh") for _ in range(3)], [3]),
-    "shape": (lambda: [ClassToken(name=f"token_{i}") for i in range(2)], []),
-    "kind": (lambda: [attention(a(2), "a") for a in (Attention, TalkingHeadsAttention)], []),
-    "place": (lambda: [attention(Attention(2, **place), "a") for place in PLACES], []),
-    "scale": (lambda: [attention(Attention(2), "a", layer_scale=s) for s in (None, 0.1)], []),
-    "initializer": (lambda: [attention(Attention(2), n, layer_scale=SCALE) for n in "ab"], [2]),
+    "shape": (lambda: [kvl.ClassToken(name=f"token_{i}") for i in range(2)], []),
+    "kind": (
+        lambda: [attention(a(2), "a") for a in (kvl.Attention, kvl.TalkingHeadsAttention)],
+        [],
+    ),
+    "place": (lambda: [attention(kvl.Attention(2, **place), "a") for place in PLACES], []),
+    "scale": (lambda: [attention(kvl.Attention(2), "a", layer_scale=s) for s in (None, 0.1)], []),
+    "initializer": (lambda: [attention(kvl.Attention(2), n, layer_scale=SCALE) for n in "ab"], [2]),
 }
 
 
-class Own(MapLayer):
+class Own(kvl.MapLayer):
     """A map layer of a user, in which blocks differ as a description can't see."""
 
     def __init__(self, table=1.0, **kwargs):
@@ -254,7 +248,7 @@ def by_array(index):
 
 
 def by_closure(index):
-    class Inner(MapLayer):
+    class Inner(kvl.MapLayer):
         def call(self, maps):
             return maps * (1.0 + index)
 
@@ -290,7 +284,7 @@ OWN = {
 
 
 def of_own(make, indices):
-    layers = [Attention(2, on_weights=[make(index)]) for index in indices]
+    layers = [kvl.Attention(2, on_weights=[make(index)]) for index in indices]
     model = Chain([attention(one, f"blocks_{i}") for i, one in enumerate(layers)], (40, 6))
     for index, variable in enumerate(model.weights):
         variable.assign(numbers(variable.shape, index, 0.3))
@@ -320,7 +314,7 @@ def test_a_regularizer_set_later_is_of_its_block():
 def test_blocks_that_share_a_variable_are_not_merged():
     """A loop would update a copy per block of the statistics."""
 
-    class Normalized(MapLayer):
+    class Normalized(kvl.MapLayer):
         def __init__(self, norm):
             super().__init__()
             self.norm = norm
