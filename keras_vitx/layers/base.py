@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_vitx.keras_internals import children
+from keras_vitx.keras_internals import children, sublayers
 from keras_vitx.layers import ops
 from keras_vitx.layers.initializers import initializers
 from keras_vitx.preprocessing import Preprocessing
@@ -198,7 +198,9 @@ def frozen_layers(layer: keras.layers.Layer) -> dict[str, bool]:
 def freeze_layers(layer: keras.layers.Layer, trainable: bool, frozen: dict[str, bool]) -> None:
     """Freeze or train a built layer, and the layers inside it as `frozen_layers` recorded."""
     if not trainable:
-        layer.trainable = False
+        # Each, as a frozen layer of TensorFlow's does not pass on to those inside what it has.
+        for one in sublayers(layer):
+            one.trainable = False
     inner = _inner_layers(layer)
     for path, value in frozen.items():
         if path in inner:
