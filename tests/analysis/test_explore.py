@@ -9,7 +9,6 @@ import zlib
 from html import unescape
 from html.parser import HTMLParser
 
-import keras
 import numpy as np
 import pytest
 from harness import FAMILIES, numbers, randomized
@@ -17,7 +16,6 @@ from PIL import Image
 
 import keras_vitx as kv
 from keras_vitx.analysis import explore, measure, trace
-from keras_vitx.analysis.page import Chart
 from keras_vitx.analysis.page.explore import quantize, weights
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
@@ -177,29 +175,6 @@ def test_sums_are_those_of_the_maps_that_were_not_rounded(levels):
 def test_tokens_before_the_patches_have_names(family, arguments, expected, tmp_path):
     metadata, _ = read(explore(FAMILIES[family](**arguments), PICTURES, tmp_path / "page.html"))
     assert metadata["blocks"][0]["prefix"] == expected
-
-
-@pytest.mark.backend_free
-def test_wrong_arguments(tmp_path):
-    model, path = FAMILIES["ViT"](name="mine"), tmp_path / "page.html"
-    for wrong, message in (
-        ({"blocks": [7]}, r"`blocks`: the model 'mine' has blocks 0 to 1. Received: 7"),
-        ({"blocks": ["block_1"]}, r"`blocks`.*mean 'blocks_1'"),
-        ({"blocks": []}, "at least one block"),
-        ({"heads": [4]}, r"`heads`: block 'blocks_0' has heads 0 to 1. Received: 4"),
-        ({"heads": "max"}, r"`heads` must be numbers of heads or 'mean'. Received: 'max'"),
-        ({"heads": ["mean"]}, r"`heads` must be numbers of heads or 'mean'. Received: \['mean'\]"),
-        ({"heads": []}, "`heads` must be numbers of heads"),
-        ({"names": ["a"]}, r"`names` must be 2"),
-        ({"charts": [Chart("entropi", "", "")]}, "no measure 'entropi'"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            explore(model, PICTURES, path, **wrong)
-    with pytest.raises(ValueError, match=r"'Mixer.*has no attention maps"):
-        explore(FAMILIES["Mixer"](name="Mixer"), PICTURES, path)
-    with pytest.raises(ValueError, match="must be a model of keras_vitx"):
-        explore(keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)]), PICTURES, path)
-    assert not path.exists()
 
 
 # Errors of the page; then a visit to every control, and the weights that it shows.

@@ -104,8 +104,6 @@ def test_distances(measure, unit):
     assert measure(np.full((1, 1), 1.0), (1, 1)) == 0
     # Every query attends the patch on its right or left.
     close(measure(np.eye(4)[[1, 0, 3, 2]], (2, 2)), 1)
-    with pytest.raises(ValueError, match=r"one query and one key per patch.*\(8, 8\).*class token"):
-        measure(np.ones((8, 8)), GRID)
 
 
 def test_attention_center():
@@ -138,10 +136,6 @@ def test_map_cosines():
     close(m.map_similarity(MAPS, OTHERS), over_queries.mean((1, 2)))
     close(m.map_similarity(MAPS, OTHERS, over="heads"), over_heads.mean((1, 2)))
     close(m.map_cosines(MAPS, 7 * MAPS), np.ones((2, 3, 6)))
-    with pytest.raises(ValueError, match=r"same shape.*\(2, 3, 6, 6\) and \(2, 2, 6, 6\)"):
-        m.map_cosines(MAPS, OTHERS[:, :2])
-    with pytest.raises(ValueError, match=r"`over` must be 'queries' or 'heads'.*'keys'"):
-        m.map_cosines(MAPS, OTHERS, over="keys")
 
 
 def test_cross_layer_similarity():
@@ -197,8 +191,6 @@ def test_feature_similarity():
     close(m.feature_similarity(TOKENS, LAST), expected)
     close(m.feature_similarity(TOKENS, 3 * TOKENS), np.ones(4))
     close(m.feature_similarity(TOKENS, -TOKENS), -np.ones(4))
-    with pytest.raises(ValueError, match="same shape"):
-        m.feature_similarity(TOKENS, LAST[:, 1:])
 
 
 def test_linear_cka():
@@ -215,9 +207,6 @@ def test_linear_cka():
     apart[:, 0], apart[:, 1] = (1, -1, 1, -1), (1, 1, -1, -1)
     close(m.linear_cka(apart[:, :1], apart[:, 1:]), 0)
     assert np.isnan(m.linear_cka(np.ones((4, 3)), apart))
-    for wrong in (x[:1], x[:7]):
-        with pytest.raises(ValueError, match="same images, at least two"):
-            m.linear_cka(wrong, y[:1] if len(wrong) == 1 else y)
 
 
 def test_normalized_cka():
@@ -241,10 +230,6 @@ def test_branch_ratio():
     close(m.branch_ratio(LAST, TOKENS), tokens)
     close(m.branch_ratio(LAST, TOKENS, over="image"), whole)
     close(m.branch_ratio(-0.2 * TOKENS, TOKENS), np.full(4, 0.2))
-    with pytest.raises(ValueError, match="same shape"):
-        m.branch_ratio(LAST[:, 1:], TOKENS)
-    with pytest.raises(ValueError, match="`over` must be 'token' or 'image'"):
-        m.branch_ratio(LAST, TOKENS, over="batch")
 
 
 def test_scale_summary():
@@ -252,8 +237,3 @@ def test_scale_summary():
     assert mean == 6
     assert ratio == pytest.approx(2 / 10)
     assert m.scale_summary([2, 2])[1] == 1
-
-
-def test_maps_need_queries_and_keys():
-    with pytest.raises(ValueError, match=r"\(..., queries, keys\). Received: shape \(3,\)"):
-        m.entropy([0.2, 0.3, 0.5])

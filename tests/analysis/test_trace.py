@@ -166,23 +166,10 @@ def test_chosen_blocks():
 
 
 @pytest.mark.backend_free
-def test_wrong_arguments():
-    model = FAMILIES["ViT"](name="mine")
-    with pytest.raises(ValueError, match=r"'mine' has no block 'block_1'.*mean 'blocks_1'"):
-        trace(model, IMAGES, ["block_1"])
-    for wrong in (IMAGES[:, :8], IMAGES[0], IMAGES[:0], IMAGES[..., :1]):
-        with pytest.raises(ValueError, match=r"`images` must have .*16, 16, 3\).*preprocess_input"):
-            trace(model, wrong)
-    cut = keras.Model(model.input, model.get_layer("blocks_0").output, name="cut")
-    for wrong, received in ((cut, "Functional named 'cut'.*as_chain"), ("CaiT_Mini", "str")):
-        for analysis in (trace, class_attention):
-            with pytest.raises(ValueError, match=f"must be a model of keras_vitx.*{received}"):
-                analysis(wrong, IMAGES)
-    (one,) = trace(kv.as_chain(cut), IMAGES)
-    assert one.name == "blocks_0"
-    stem = kv.as_chain(keras.Model(model.input, model.layers[0].output, name="stem"))
-    with pytest.raises(ValueError, match="'stem' has no blocks"):
-        trace(stem, IMAGES)
+def test_a_cut_model_is_traced_as_a_chain():
+    model = FAMILIES["ViT"]()
+    cut = keras.Model(model.input, model.get_layer("blocks_0").output)
+    assert [one.name for one in trace(kv.as_chain(cut), IMAGES)] == ["blocks_0"]
 
 
 @pytest.mark.backend_free
@@ -201,13 +188,3 @@ def test_where_the_class_token_looks():
     }
     late = FAMILIES["CaiT"](class_token_at=1, class_depth=0, **wide)
     assert list(class_attention(late, images)) == ["blocks_1"]
-
-
-@pytest.mark.backend_free
-def test_no_class_token():
-    for model, message in (
-        (FAMILIES["Mixer"](name="mine"), "'mine' has no attention maps"),
-        (FAMILIES["CaiT"](class_depth=0, pooling="avg"), "no class token"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            class_attention(model, IMAGES)

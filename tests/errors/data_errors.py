@@ -54,12 +54,12 @@ def input_of(*shape, crop_ratio=1.0):
     return ModelInput((None, *shape), Preprocessing(*[[0.5] * shape[-1]] * 2, crop_ratio))
 
 
-def batches(options):
+def batches(given):
     images, labels = pictures(24)
-    images = np.repeat(images[..., :1], channels := options.pop("channels", 3), axis=-1)
-    source = options.pop("source", (images, options.pop("labels", labels)))
-    model = stand_in(channels=channels, classes=options.pop("classes", 4))
-    return pipelines(source, model, **{"validation_split": 0, **options})
+    options = {"channels": 3, "classes": 4, "labels": labels, "validation_split": 0, **given}
+    channels, classes, labels = (options.pop(name) for name in ("channels", "classes", "labels"))
+    source = options.pop("source", (np.repeat(images[..., :1], channels, axis=-1), labels))
+    return pipelines(source, stand_in(channels=channels, classes=classes), **options)
 
 
 def load(files, tmp_path):
