@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -178,6 +179,11 @@ def stand_in(size=(16, 16), channels=3, classes=4, **preprocessing):
         output_shape=(None, classes),
         preprocessing=preprocessing,
     )
+
+
+def of_each(call, inputs):
+    """Return rows of a table of errors: the words, and the call of what a function can't take."""
+    return {words: partial(call, given) for words, given in inputs.items()}
 
 
 def array(tensor):

@@ -1,6 +1,5 @@
 """Batches for training and evaluation: what is in them, and from what they follow."""
 
-import logging
 from itertools import islice
 
 import keras
@@ -186,12 +185,8 @@ def test_keras_trains_on_the_batches_of_each_epoch(steps_per_epoch):
 def test_fit_takes_batches_of_grain():
     grain = pytest.importorskip("grain")
     model = kv.ViT(dim=8, depth=1, num_heads=2, patch_size=8, input_shape=(16, 16, 3), classes=4)
-    endless = (
-        train(pictures(20), 8, model)
-        .dataset()
-        .map(lambda batch: tuple(batch[:2]))
-        .to_iter_dataset()
-    )
+    batches = train(pictures(20), 8, model).dataset().map(lambda batch: tuple(batch[:2]))
+    endless = batches.to_iter_dataset()
     with pytest.raises(ValueError, match=r"`steps_per_epoch` must be set .*PrefetchIter"):
         kv.fit(model, endless, epochs=1, warmup_epochs=0)
     history = kv.fit(model, endless, epochs=2, warmup_epochs=0, steps_per_epoch=2, verbose=0)
@@ -360,24 +355,22 @@ def test_an_image_that_goes_bad_is_replaced_in_training(pets, caplog, augmentati
     for path in bad:
         path.write_bytes(path.read_bytes()[:60])
 
-    def train(**options):
-        model = stand_in(classes=2)
-        return pipelines(source, model, 4, augmentation=augmentation, **options).train
-
-    found = train()
-    with caplog.at_level(logging.WARNING, "keras_vitx"):
-        each = [made(found, epoch, index) for epoch in range(2) for index in range(len(found))]
+    found, again, strict = (
+        train(source, 4, stand_in(classes=2), augmentation=augmentation, strict=strict)
+        for strict in (False, False, True)
+    )
+    each = [made(found, epoch, index) for epoch in range(2) for index in range(len(found))]
     assert set(found.unreadable) == set(bad)
     assert caplog.text.count("An image is skipped") == 2
     assert all(str(path) in caplog.text for path in bad)
     assert all(np.isfinite(images).all() and len(labels) == 4 for images, labels in each)
-    equal(made(train(), 0, 0), each[0])
+    equal(made(again, 0, 0), each[0])
     with pytest.raises(OSError, match="can't be decoded"):
-        list(train(strict=True))
+        list(strict)
     for path in source.train.images.paths:
         path.write_bytes(b"")
     with pytest.raises(OSError, match=r"no image of a batch can be decoded: .*jpg"):
-        made(train(), 0, 0)
+        made(again, 0, 0)
 
 
 @backend_free
@@ -389,8 +382,7 @@ def test_an_image_that_vanishes_is_left_out_of_evaluation(pets, caplog):
     def validation(**options):
         return list(pipelines(source, stand_in(classes=2), 8, **options).validation)
 
-    with caplog.at_level(logging.WARNING, "keras_vitx"):
-        assert [len(images) for images, _ in validation()] == [7, 2]
+    assert [len(images) for images, _ in validation()] == [7, 2]
     assert "An image is skipped (1 so far)" in caplog.text and str(gone) in caplog.text
     assert [(len(x), w.sum()) for x, _, w in validation(pad=True)] == [(8, 7), (8, 2)]
     with pytest.raises(OSError, match=str(gone)):

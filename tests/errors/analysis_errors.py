@@ -5,7 +5,7 @@ from functools import partial
 
 import keras
 import numpy as np
-from harness import FAMILIES, numbers
+from harness import FAMILIES, numbers, of_each
 
 import keras_vitx as kv
 from keras_vitx import analysis
@@ -18,11 +18,6 @@ IMAGES, TOKENS = numbers((2, 16, 16, 3)), numbers((4, 5, 7))
 MAPS = np.full((2, 3, 6, 6), 1 / 6, "float32")
 ROWS = [{"epoch": 0, "step": 0, "measure": "gates", "block": "blocks_0", "head": 0, "value": 0.5}]
 CaiT, Mixer, ViT = (FAMILIES[name] for name in ("CaiT", "Mixer", "ViT"))
-
-
-def of_each(call, inputs):
-    """The rows of a table of the words and the arguments that a function can't take."""
-    return {words: partial(call, given) for words, given in inputs.items()}
 
 
 def cut():

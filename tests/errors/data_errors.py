@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import keras
 import numpy as np
-from harness import picture, pictures, stand_in
+from harness import of_each, pictures, stand_in
 from PIL import Image
 
 import keras_vitx as kv
@@ -22,12 +22,8 @@ from keras_vitx.training.evaluate import _match_outputs
 BACKEND_FREE = True
 X, Y = np.zeros((40, 6, 5, 3), "uint8"), np.arange(40) % 4
 LEVEL, LEVELS = [0.5], [0.5, 0.5, 0.5]
+FLAT = keras.Sequential([keras.Input((3,))])
 NONE = {"source": "no/such/folder"}
-
-
-def of_each(call, inputs):
-    """The rows of a table of the words and the input that a function can't take."""
-    return {words: partial(call, given) for words, given in inputs.items()}
 
 
 def changed(changes):
@@ -40,6 +36,10 @@ def prepared(images):
 
 def opened(source):
     return load_dataset(source)
+
+
+def named(name):
+    return kv.preprocess_input(X, name)
 
 
 def cropped(ratio, *interpolation, side=9):
@@ -79,9 +79,9 @@ def table(lines, tmp_path):
     return load_dataset(tmp_path / "t.csv", validation_split=0)
 
 
-def npz(tmp_path, content=None, **arrays):
+def npz(given, tmp_path):
     file = tmp_path / "set.npz"
-    np.savez(file, **arrays) if content is None else file.write_bytes(content)
+    file.write_bytes(given) if isinstance(given, bytes) else np.savez(file, **given)
     return load_dataset(file)
 
 
@@ -89,17 +89,18 @@ def decoded(shape, model=None, **options):
     return kv.decode_predictions(np.zeros(shape), model=model, **options)
 
 
-def matched(outputs, *labels):
+def matched(given):
     """The order of labels among the names of a model's outputs, or their number."""
+    outputs, labels = given
     count = outputs if isinstance(outputs, int) else len(outputs)
     names = None if isinstance(outputs, int) else outputs
     model = SimpleNamespace(class_names=names, output_shape=(None, count))
     return _match_outputs(model, labels, count)
 
 
-def without(library, call, monkeypatch):
+def without(library, call, given, monkeypatch):
     monkeypatch.setitem(sys.modules, library, None)
-    call()
+    call(given)
 
 
 PREPROCESSING = {
@@ -223,21 +224,29 @@ TABLES = {
     "column of splits...Received: ''": "file,label,split cat/0.jpg,a,",
     "different numbers. Received: 01": "file,label cat/0.jpg,01 cat/1.jpg,1",
 }
+KERAS_CV = {"augmentation": "keras_cv"}
+DAMAGED = {"npz can't be": b"", "npz can't": b"of no kind", "set.npz": b"PK\x03\x04 cut"}
+NPZ = {
+    "x_train and ... Received: images, labels": {"images": X, "labels": Y},
+    "x_test, x_train, y_train": {"x_train": X, "y_train": Y, "x_test": X},
+    "train_labels...Received: train_images": {"train_images": X},
+    "in 0..2. Received: 3": {"x_train": X, "y_train": Y, "class_names": list("abc")},
+}
+MATCHED = {
+    "must have only classes ...no `class_names`": (12, [str(i) for i in range(1, 13)]),
+    "Received: cat, dog": (12, ["cat", "dog"]),
+    "Received: x": (["a", "b", "c"], ["c", "x"]),
+    "Received: 3.": (["a", "b", "c"], ["2", "3"]),
+}
 ERRORS = {
     FrozenInstanceError: {"crop_ratio": lambda: setattr(IMAGENET_INCEPTION, "crop_ratio", 0.9)},
     ImportError: {
-        'needs keras-cv: ... extra "keras-cv"': partial(
-            without, "keras_cv", partial(batches, {"augmentation": "keras_cv"})
-        ),
-        'pip install ".[data]"': partial(
-            without, "tensorflow_datasets", partial(opened, "tfds:cifar10")
-        ),
+        'needs keras-cv: ... extra "keras-cv"': partial(without, "keras_cv", batches, KERAS_CV),
+        'pip install ".[data]"': partial(without, "tensorflow_datasets", opened, "tfds:cifar10"),
     },
     OSError: {
         "1 files that do not exist": lambda tmp_path: table("file,label none.jpg,a", tmp_path),
-        "set.npz can't be read": lambda tmp_path: npz(tmp_path, b""),
-        "set.npz can't be": lambda tmp_path: npz(tmp_path, b"nothing of the kind"),
-        "set.npz": lambda tmp_path: npz(tmp_path, b"PK\x03\x04 cut"),
+        **of_each(npz, DAMAGED),
         "An image that was given as bytes can't ... none of": lambda: prepared(b"no image"),
     },
     ValueError: {
@@ -249,33 +258,27 @@ ERRORS = {
         **of_each(opened, SOURCES),
         **of_each(load, LAYOUTS),
         **of_each(table, TABLES),
+        **of_each(npz, NPZ),
+        **of_each(matched, MATCHED),
         # Preprocessing of a model.
         "dictionary with `mean` and `std`. Received: None": lambda: Preprocessing.of(None),
         "dictionary with `mean` and `std`. Received: 0.5": lambda: Preprocessing.of(0.5),
         "with `mean` and `std`. Received: {'mean'": lambda: Preprocessing.of({"mean": [0.5]}),
         "with `mean` and `std`. Received: {'std'": lambda: Preprocessing.of({"std": [0.5]}),
-        "has no `preprocessing`": lambda: preprocess_input(
-            X, SimpleNamespace(input_shape=(None, 8, 8, 3))
-        ),
+        "has no `preprocessing`": lambda: preprocess_input(X, FLAT),
         "Received: (None, None, 32, 3)": lambda: ModelInput.of(stand_in((None, 32))),
         "each of 3 channels": lambda: ModelInput.of(stand_in(mean=LEVEL, std=LEVEL)),
         "at most 33,554,432 values": lambda: input_of(20_000, 20_000, 3),
         "most 33,554,432 values": lambda: input_of(32, 32, 3, crop_ratio=0.002),
         "33,554,432 values": lambda: input_of(8, 8, 1 << 20),
         "at most 33,554,432": lambda: input_of(None, 1 << 26, 3),
-        "No model or checkpoint is named 'CaiT_S244'...'CaiT_S24'": lambda: kv.preprocess_input(
-            X, "CaiT_S244"
-        ),
-        "is named 'cait_s24_384.fb_dist'...'cait_s24_384.fb_dist_in1k'": lambda: (
-            kv.preprocess_input(X, "cait_s24_384.fb_dist")
-        ),
+        "No model or checkpoint is named 'CaiT_S244'...'CaiT_S24'": partial(named, "CaiT_S244"),
+        "'cait_s24_384.fb_dist'...fb_dist_in1k'": partial(named, "cait_s24_384.fb_dist"),
         # Resizing.
         "`crop_ratio`": lambda: cropped(0.0),
         "bicubic, ... Received: 'bicubik'": lambda: cropped(1.0, "bicubik"),
         "at least one pixel": lambda: cropped(1.0, side=0),
-        "`size` and `crop_ratio` must resize images to at most": lambda: preprocess_input(
-            picture(40, 40), stand_in((1, 1 << 22))
-        ),
+        "must resize images to at most": lambda: preprocess_input(X, stand_in((1, 1 << 22))),
         "`channels` must be 1 or 3. Received: 4": lambda: decode_image("any.png", channels=4),
         "`batch_size` must be ...Received: 0.": lambda: batches_of_files([], stand_in(), 0),
         "`size` must be ... (32,)": lambda: layer((32,)),
@@ -283,16 +286,10 @@ ERRORS = {
         "`size` must be ... (None, 32)": lambda: layer((None, 32)),
         "at most the shorter side": lambda: layer(crop_ratio=100.0),
         "one channel for each": lambda: layer()(np.zeros((1, 9, 9, 1), "uint8")),
-        "must have an input of shape": lambda: ImagePreprocessing.of(
-            keras.Sequential([keras.Input((3,))])
-        ),
+        "must have an input of shape": lambda: ImagePreprocessing.of(FLAT),
         # Augmentation of images with other channels, mixing of labels.
-        "`rand_augment` must be off ... 1 or 3 ...Received: 4": lambda: PRESETS[
-            "rand_augment"
-        ].check(4),
-        "`rand_augment` must be off ...keras_cv... Received: 1": lambda: PRESETS["keras_cv"].check(
-            1
-        ),
+        "must be off ... 1 or 3 ...Received: 4": lambda: PRESETS["rand_augment"].check(4),
+        "must be off ...keras_cv... Received: 1": lambda: PRESETS["keras_cv"].check(1),
         "`group_size` must divide the batch of 6": lambda: Mixing(group_size=4).check(Y[:6], 4, 6),
         "`classes` must be the number of classes": lambda: check_mixable(Y, None),
         "Labels must be in 0..2. Received: 3": lambda: check_mixable(Y, 3),
@@ -307,24 +304,10 @@ ERRORS = {
         "validation_split...nan": lambda: load_dataset((X, Y), validation_split=float("nan")),
         "`validation_split` must name images": lambda: load_dataset((X, Y), validation_split=["?"]),
         "`first_label` must be 0, 1 or None": lambda: load_dataset((X, Y), first_label=2),
-        "x_train and ... Received: images, labels": lambda tmp_path: npz(
-            tmp_path, images=X, labels=Y
-        ),
-        "x_test, x_train, y_train": lambda tmp_path: npz(tmp_path, x_train=X, y_train=Y, x_test=X),
-        "train_labels...Received: train_images": lambda tmp_path: npz(tmp_path, train_images=X),
-        "in 0..2. Received: 3": lambda tmp_path: npz(
-            tmp_path, x_train=X, y_train=Y, class_names=list("abc")
-        ),
         # Names of outputs.
         "ImageNet with 1000 classes. Received: 10": lambda: decoded((1, 10)),
         "with 1 classes. Received: 3": lambda: decoded((1, 3), SimpleNamespace(class_names=["a"])),
         "Received: (1000,)": lambda: decoded((1000,)),
         "`top` must be above 0": lambda: decoded((1, 1000), top=0),
-        "`source` must have only classes ...no `class_names`": lambda: matched(
-            12, *map(str, range(1, 13))
-        ),
-        "Received: cat, dog": lambda: matched(12, "cat", "dog"),
-        "Received: x": lambda: matched(["a", "b", "c"], "c", "x"),
-        "Received: 3.": lambda: matched(["a", "b", "c"], "2", "3"),
     },
 }
