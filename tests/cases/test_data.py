@@ -20,10 +20,10 @@ def test_thin_images_keep_a_row_and_a_column(sides):
 
 
 # tototoshi/scala-csv#137, awslabs/gluonts#920, juspay/neurolink#1099
-@pytest.mark.parametrize("mark", ["\x85", "\u2028", "\x0c", '"\r"'])
-def test_a_row_of_a_table_ends_at_the_end_of_a_line_only(tmp_path, mark):
+@pytest.mark.parametrize("note", ["a\x85b", "a\u2028b", "a\x0cb", '"a\rb"'])
+def test_a_row_of_a_table_ends_at_the_end_of_a_line_only(tmp_path, note):
     for name in ("0.jpg", "1.jpg"):
         (tmp_path / name).touch()
-    text = f"file,label,note\n0.jpg,cat,{mark}\n1.jpg,dog,\n"
+    text = f"file,label,note\n0.jpg,cat,{note}\n1.jpg,dog,\n"
     (tmp_path / "t.csv").write_text(text, "utf-8", newline="")
     assert load_dataset(tmp_path / "t.csv", validation_split=0).train.labels.tolist() == [0, 1]
