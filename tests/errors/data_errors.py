@@ -22,6 +22,7 @@ from keras_vitx.training.evaluate import _match_outputs
 BACKEND_FREE = True
 X, Y = np.zeros((40, 6, 5, 3), "uint8"), np.arange(40) % 4
 LEVEL, LEVELS = [0.5], [0.5, 0.5, 0.5]
+PLAIN = SimpleNamespace(input_shape=(None, 8, 8, 3))
 FLAT = keras.Sequential([keras.Input((3,))])
 NONE = {"source": "no/such/folder"}
 
@@ -265,7 +266,7 @@ ERRORS = {
         "dictionary with `mean` and `std`. Received: 0.5": lambda: Preprocessing.of(0.5),
         "with `mean` and `std`. Received: {'mean'": lambda: Preprocessing.of({"mean": [0.5]}),
         "with `mean` and `std`. Received: {'std'": lambda: Preprocessing.of({"std": [0.5]}),
-        "has no `preprocessing`": lambda: preprocess_input(X, FLAT),
+        "has no `preprocessing`": lambda: preprocess_input(X, PLAIN),
         "Received: (None, None, 32, 3)": lambda: ModelInput.of(stand_in((None, 32))),
         "each of 3 channels": lambda: ModelInput.of(stand_in(mean=LEVEL, std=LEVEL)),
         "at most 33,554,432 values": lambda: input_of(20_000, 20_000, 3),
