@@ -163,7 +163,7 @@ def pictures(n):
     return np.stack([picture(20, 24, seed=i) for i in range(n)]), np.arange(n) % 4
 
 
-def save(path, pixels, **options):
+def save_picture(path, pixels, **options):
     """Write pixels as an image file, and the directories above it; return the path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     pixels = pixels[..., 0] if pixels.shape[-1] == 1 else pixels

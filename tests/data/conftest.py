@@ -2,7 +2,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from harness import picture, save
+from harness import picture, save_picture
 
 
 @pytest.fixture(scope="session")
@@ -20,9 +20,9 @@ def pets(tmp_path):
     directory = tmp_path / "pets"
     for label, name in enumerate(("cat", "dog")):
         for i in range(7):
-            save(directory / name / f"{i}.jpg", picture(40 + i, 50, seed=10 * label + i))
-        save(directory / name / "gray.png", picture(33, 30, 1))
-        save(directory / name / "alpha.png", picture(30, 33, 4))
-        save(directory / name / "deep" / "upper.PNG", picture(20, 20))
+            save_picture(directory / name / f"{i}.jpg", picture(40 + i, 50, seed=10 * label + i))
+        save_picture(directory / name / "gray.png", picture(33, 30, 1))
+        save_picture(directory / name / "alpha.png", picture(30, 33, 4))
+        save_picture(directory / name / "deep" / "upper.PNG", picture(20, 20))
         (directory / name / "notes.txt").write_text("no image, and not taken for one")
     return directory

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import keras
 import numpy as np
 import pytest
-from harness import FAMILIES, picture, save, stand_in
+from harness import FAMILIES, picture, save_picture, stand_in
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
@@ -106,7 +106,7 @@ def test_values_are_normalized_by_channel():
 
 def test_every_kind_of_input_gives_the_same(tmp_path):
     image, model = picture(45, 37), stand_in()
-    path = save(tmp_path / "a.png", image)
+    path = save_picture(tmp_path / "a.png", image)
     expected = preprocess_input(image, model)
     whole = image / 255
     with path.open("rb") as file, path.open("rb") as upload:
@@ -168,11 +168,11 @@ def test_files_are_upright_in_color_or_gray_and_in_bytes(tmp_path):
     image, gray, alpha = picture(20, 30), picture(9, 8, 1), picture(9, 8, 4)
     exif = Image.Exif()
     exif[0x0112] = 6  # EXIF: rotate a quarter turn clockwise
-    path = save(tmp_path / "gray.png", gray)
-    deep = save(tmp_path / "deep.png", gray.astype("uint16") * 257)
+    path = save_picture(tmp_path / "gray.png", gray)
+    deep = save_picture(tmp_path / "deep.png", gray.astype("uint16") * 257)
     for found, wanted in (
-        (decode_image(save(tmp_path / "a.png", image, exif=exif)), np.rot90(image, -1)),
-        (decode_image(save(tmp_path / "b.png", alpha)), alpha[..., :3]),
+        (decode_image(save_picture(tmp_path / "a.png", image, exif=exif)), np.rot90(image, -1)),
+        (decode_image(save_picture(tmp_path / "b.png", alpha)), alpha[..., :3]),
         (decode_image(path), np.repeat(gray, 3, axis=-1)),
         (decode_image(path, channels=1), gray),
         (decode_image(deep, channels=1), gray),
@@ -182,10 +182,10 @@ def test_files_are_upright_in_color_or_gray_and_in_bytes(tmp_path):
 
 def test_files_come_batch_by_batch_and_broken_ones_as_errors(tmp_path):
     model = stand_in((16, 24), crop_ratio=0.9)
-    good = [save(tmp_path / f"{i}.png", picture(20 + i, 30, seed=i)) for i in range(4)]
+    good = [save_picture(tmp_path / f"{i}.png", picture(20 + i, 30, seed=i)) for i in range(4)]
     broken = [tmp_path / "text.png", tmp_path / "missing.png", tmp_path / "cut.jpg"]
     broken[0].write_text("no image")
-    save(broken[2], picture(64, 64))
+    save_picture(broken[2], picture(64, 64))
     broken[2].write_bytes(broken[2].read_bytes()[:-300])
     batches = list(batches_of_files([*good[:2], *broken, *good[2:]], model, batch_size=3))
     assert [len(batch.paths) for batch in batches] == [2, 1, 1]
@@ -201,7 +201,7 @@ def test_files_come_batch_by_batch_and_broken_ones_as_errors(tmp_path):
 
 
 def test_an_image_of_too_many_pixels_is_refused_before_it_is_decoded(tmp_path, monkeypatch):
-    path = save(tmp_path / "large.png", picture(40, 30))
+    path = save_picture(tmp_path / "large.png", picture(40, 30))
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 599)
     with pytest.raises(OSError, match=r"large.png can't .* more than 1,198 pixels"):
         decode_image(path)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from harness import picture, save
+from harness import picture, save_picture
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from PIL import Image
@@ -104,7 +104,7 @@ def test_a_class_of_one_image_is_trained_on_and_named(caplog):
 
 
 def test_opening_reads_no_file_and_a_check_finds_broken_ones(pets, monkeypatch):
-    short = save(pets / "cat" / "short.png", picture(60, 60))
+    short = save_picture(pets / "cat" / "short.png", picture(60, 60))
     short.write_bytes(short.read_bytes()[:-3000])
     cut = pets / "cat" / "0.jpg"
     cut.write_bytes(cut.read_bytes()[:-200])

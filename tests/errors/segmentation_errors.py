@@ -1,7 +1,7 @@
 """Segmentation: heads, sources of masks, inference, measures and pictures."""
 
 import numpy as np
-from harness import FAMILIES, save
+from harness import FAMILIES, save_picture
 
 from keras_vitx import features
 from keras_vitx import segmentation as seg
@@ -23,8 +23,8 @@ def linear():
 
 def pair(tmp_path, mask=MASK[..., None], names=("0.png", "0.png")):
     """The pair of a directory with an image and a mask."""
-    save(tmp_path / "images" / names[0], IMAGE)
-    save(tmp_path / "masks" / names[1], mask)
+    save_picture(tmp_path / "images" / names[0], IMAGE)
+    save_picture(tmp_path / "masks" / names[1], mask)
     return seg.load_dataset(tmp_path).train.pair(0, 3)
 
 

@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 import pytest
-from harness import FAMILIES, array, numbers, randomize, save
+from harness import FAMILIES, array, numbers, randomize, save_picture
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
@@ -36,7 +36,7 @@ def small(classes=4, **changes):
 
 def write(directory, pairs, images="images", masks="masks", sub="", shift=0):
     for i, (image, mask) in enumerate(pairs):
-        save(directory / images / sub / f"{i}.png", image)
+        save_picture(directory / images / sub / f"{i}.png", image)
         labels = np.where(mask == 255, 0 if shift else 255, mask + shift).astype("uint8")
         picture = Image.fromarray(labels, mode="P")
         picture.putpalette(seg.palette(256).tobytes())
