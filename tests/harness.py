@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,6 +20,7 @@ import keras
 import numpy as np
 import pytest
 from keras import ops
+from PIL import Image
 
 import keras_vitx as kv
 from keras_vitx.keras_internals import sublayers
@@ -142,6 +144,46 @@ GOLDEN_CASES: dict[str, Callable[..., keras.Model]] = {
 def numbers(shape, seed=0, scale=1.0):
     """Draw normal numbers, as a NumPy array."""
     return (scale * np.random.default_rng(seed).normal(size=shape)).astype("float32")
+
+
+def picture(height, width, channels=3, seed=0):
+    """Draw a photo-like uint8 image: smooth shading, edges and some noise."""
+    random = np.random.default_rng(seed)
+    y, x = np.mgrid[0:height, 0:width] / max(height, width)
+    planes = []
+    for _ in range(channels):
+        a, b, c = random.uniform(2, 20, 3)
+        plane = 110 + 60 * np.sin(a * x + b * y) + 40 * ((x - 0.4) ** 2 + y**2 < c / 60)
+        planes.append(plane + random.normal(0, 12, plane.shape))
+    return np.clip(np.stack(planes, axis=-1), 0, 255).astype("uint8")
+
+
+def pictures(n):
+    """Draw images (n, 20, 24, 3), and their classes, 0 to 3."""
+    return np.stack([picture(20, 24, seed=i) for i in range(n)]), np.arange(n) % 4
+
+
+def save_picture(path, pixels, **options):
+    """Write pixels as an image file, and the directories above it; return the path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pixels = pixels[..., 0] if pixels.shape[-1] == 1 else pixels
+    Image.fromarray(pixels).save(path, **options)
+    return path
+
+
+def stand_in(size=(16, 16), channels=3, classes=4, **preprocessing):
+    """Return what data/ reads of a model, without a model."""
+    preprocessing = {"mean": [0.5] * channels, "std": [0.25] * channels} | preprocessing
+    return SimpleNamespace(
+        input_shape=(None, *size, channels),
+        output_shape=(None, classes),
+        preprocessing=preprocessing,
+    )
+
+
+def of_each(call, inputs):
+    """Return rows of a table of errors: the words, and the call of what a function can't take."""
+    return {words: partial(call, given) for words, given in inputs.items()}
 
 
 def array(tensor):

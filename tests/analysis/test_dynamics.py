@@ -47,21 +47,15 @@ def test_measures_of_the_weights_of_each_moment(every, tmp_path):
 
 @pytest.mark.backend_free
 def test_training_goes_on_as_without():
-    keras.utils.set_random_seed(0)
-    model = FAMILIES["ViT"](drop_path=0.0)
-    start = model.get_weights()
-    ends = []
+    start, ends = FAMILIES["ViT"](drop_path=0.0).get_weights(), []
     for callbacks in ([], [MeasureDuringTraining(IMAGES, measures=["entropy"], every=1)]):
         model = FAMILIES["ViT"](drop_path=0.0)
         model.set_weights(start)
         keras.utils.set_random_seed(1)
         model.compile("sgd", "sparse_categorical_crossentropy")
         model.fit(IMAGES, LABELS, batch_size=2, epochs=1, verbose=0, callbacks=callbacks)
-        ends.append(
-            [np.asarray(w) for w in map(keras.ops.convert_to_numpy, model.trainable_weights)]
-        )
-    for one, other in zip(*ends, strict=True):
-        np.testing.assert_array_equal(one, other)
+        ends.append(model.get_weights())
+    assert all(map(np.array_equal, *ends))
 
 
 @pytest.mark.backend_free
@@ -72,11 +66,8 @@ def test_continued_from_its_state(tmp_path):
     second.set_state(first.get_state())
     trained(second, model, epochs=2, initial_epoch=1)
     rows = read_dynamics(tmp_path / "m.csv")
-    assert list(dict.fromkeys((row["epoch"], row["step"]) for row in rows)) == [
-        (0, 0),
-        (1, 2),
-        (2, 4),
-    ]
+    seen = dict.fromkeys((row["epoch"], row["step"]) for row in rows)
+    assert [*seen] == [(0, 0), (1, 2), (2, 4)]
 
 
 @pytest.mark.backend_free
@@ -92,30 +83,6 @@ def test_tensorboard(tmp_path):
     assert set(tags) <= {tag for kind in events.Tags().values() if kind for tag in kind}
 
 
-@pytest.mark.backend_free
-def test_wrong_arguments(tmp_path, monkeypatch):
-    for arguments, message in (
-        ({"measures": ["entropi"]}, "no measure 'entropi'.*'entropy'"),
-        ({"measures": ["mean_maps"]}, "'mean_maps' has more than one number"),
-        ({"every": 0}, "`every` must be at least 1, or None. Received: 0"),
-        ({"batch_size": 0}, "`batch_size` must be at least 1"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            MeasureDuringTraining(IMAGES, **arguments)
-    with pytest.raises(ValueError, match=r"'gates' needs gates"):
-        trained(MeasureDuringTraining(IMAGES, measures=["gates"]), FAMILIES["ViT"]())
-    with pytest.raises(ValueError, match="`images` must have the shape"):
-        trained(MeasureDuringTraining(IMAGES[:, :8]))
-    (tmp_path / "file").write_text("a,b\n")
-    with pytest.raises(OSError, match="not a directory"):
-        MeasureDuringTraining(IMAGES, tmp_path / "file" / "m.csv")
-    with pytest.raises(ValueError, match=r"must have the columns epoch, step.*Received: a, b"):
-        read_dynamics(tmp_path / "file")
-    monkeypatch.setitem(__import__("sys").modules, "tensorboard.summary", None)
-    with pytest.raises(ImportError, match="`log_dir` needs tensorboard"):
-        MeasureDuringTraining(IMAGES, log_dir=tmp_path)
-
-
 @pytest.mark.parametrize(
     ("values", "within", "expected"),
     [([0.1, 0.5, 0.7999, 0.8], 0.001, 3), ([0.1, 0.5, 0.8, 0.79], 0.0, 3), ([0.3], 0.001, 1)],
@@ -123,9 +90,3 @@ def test_wrong_arguments(tmp_path, monkeypatch):
 @pytest.mark.backend_free
 def test_converged_at(values, within, expected):
     assert kv.analysis.converged_at(values, within) == expected
-
-
-@pytest.mark.backend_free
-def test_converged_at_needs_epochs():
-    with pytest.raises(ValueError, match="`values` must have at least one epoch"):
-        kv.analysis.converged_at([])

@@ -67,8 +67,6 @@ def test_measures_by_block(results, drawn):
     ((axis,),) = drawn(analysis.plot_by_block, results, "entropy", label="nats")
     np.testing.assert_allclose(curves(axis)["log T"], np.log([5, 5, 5]), rtol=1e-6)
     assert axis.get_ylabel() == "nats"
-    with pytest.raises(ValueError, match=r"no measure 'entropie'. Did you mean 'entropy'"):
-        drawn(analysis.plot_by_block, results, "entropie")
 
 
 def test_measures_by_block_over_epochs(results, drawn):
@@ -82,15 +80,12 @@ def test_measures_by_block_over_epochs(results, drawn):
     now = analysis.measure(model, IMAGES, ["mlp_branch", "entropy"])
     assert len(epochs) == 3 and list(epochs[-1]["mlp_branch"]) == list(now["mlp_branch"])
     for name in now:
-        for block, value in now[name].items():
-            np.testing.assert_allclose(epochs[-1][name][block], value, rtol=1e-5)
+        np.testing.assert_allclose(list(epochs[-1][name].values()), list(now[name].values()), 1e-5)
     ((attention, mlp),) = drawn(analysis.plot_by_block, {"a": epochs, "b": results["ViT"]}, names)
     assert len(attention.lines) == len(mlp.lines) == 4
     shades = [line.get_alpha() for line in mlp.lines]
     assert shades == pytest.approx([0.2 + 0.8 * i / 3 for i in (1, 2, 3)] + [1])
     np.testing.assert_allclose(curves(mlp)["b"], means(results["ViT"]["mlp_branch"]), rtol=1e-6)
-    with pytest.raises(ValueError, match="at least one row"):
-        analysis.results_by_epoch([])
 
 
 def test_curves(drawn):
@@ -100,22 +95,13 @@ def test_curves(drawn):
     assert (axis.get_xlabel(), axis.get_ylabel()) == ("fraction", "accuracy")
     gaps = next(one for one in axis.figure.axes if one is not axis)
     np.testing.assert_allclose(gaps.lines[0].get_ydata(), [25, 10])
-    rows = [
-        {"strength": 2, "mean_iou": 0.5, "interval": 0.1},
-        {"strength": 0, "mean_iou": 0.8, "interval": None},
-    ]
-    curves_of = {"a": rows, "b": rows[:1]}
-    ((axis,),) = drawn(analysis.plot_curves, curves_of, xlabel="epsilon", measure="mean_iou")
+    rows = [{"strength": 2, "iou": 0.5, "interval": 0.1}, {"strength": 0, "iou": 0.8}]
+    rows[1]["interval"] = None
+    points = {"a": rows, "b": rows[:1]}
+    ((axis,),) = drawn(analysis.plot_curves, points, xlabel="epsilon", measure="iou")
     assert curves(axis)["a"].tolist() == [0.8, 0.5]
     (bars,) = axis.containers[0][2]
     np.testing.assert_allclose(bars.get_segments()[0], [[2, 0.4], [2, 0.6]])
-    for wrong, message in (
-        ({"curves": points, "baseline": "c"}, "`baseline` must be one of .* Received: 'c'"),
-        ({"curves": {"a": []}}, r"`curves` must have points for each label. Received: \['a'\]"),
-        ({"curves": {}}, "`curves` must have points"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            analysis.plot_curves(path="a.png", xlabel="", **wrong)
 
 
 def test_matrices(results, drawn):
@@ -134,17 +120,14 @@ def test_matrices(results, drawn):
     expected = [values.mean(0) for values in results["ViT"]["class_attention"].values()]
     np.testing.assert_allclose(shown(vit), expected)
     assert shown(pit).shape == (3, 10)
-    with pytest.raises(ValueError, match="`name` must be a measure with a row of numbers"):
-        drawn(analysis.plot_matrix, results, "mean_maps")
 
 
 def test_training(drawn):
-    columns = "epoch", "step", "measure", "block", "head", "value"
     rows = [
-        dict(zip(columns, (epoch, epoch, "gates", block, head, value), strict=True))
-        for epoch in (0, 1)
+        {"epoch": n, "step": n, "measure": "gates", "block": block, "head": head, "value": value}
+        for n in (0, 1)
         for block in ("blocks_0", "blocks_1")
-        for head, value in enumerate((0.25, 0.75 + 0.25 * epoch))
+        for head, value in enumerate((0.25, 0.75 + 0.25 * n))
     ]
     axes = drawn(analysis.plot_dynamics, rows, measures="gates", heads=True)
     assert axes.shape == (1, 2)
@@ -153,10 +136,6 @@ def test_training(drawn):
     np.testing.assert_allclose(mean.get_ydata(), [0.5, 0.625])
     ((axis,),) = drawn(analysis.plot_dynamics, rows)
     np.testing.assert_allclose(curves(axis)["blocks_1"], [0.5, 0.625])
-    with pytest.raises(ValueError, match=r"no measure 'entropy'. Known: gates"):
-        drawn(analysis.plot_dynamics, rows, measures=["entropy"])
-    with pytest.raises(ValueError, match="at least one row"):
-        drawn(analysis.plot_dynamics, [])
 
 
 def test_class_token(drawn):
@@ -186,8 +165,6 @@ def test_class_token(drawn):
     said = axes[1, 1].get_title().replace("\n", " ")
     assert said.startswith(f"{names[predicted.argmax()]} ({100 * predicted.max():.0f}%)")
     assert said.count("%") == (predicted > 0.1).sum()
-    with pytest.raises(ValueError, match=r"`mode` must be .* Received: 'all'"):
-        drawn(analysis.plot_class_attention, model, IMAGES, mode="all")
 
 
 def test_attention_of_one_patch(drawn):
@@ -196,16 +173,10 @@ def test_attention_of_one_patch(drawn):
     # Class blocks are left out; four heads at most.
     assert axes.shape == (3 + 3, 1 + 4)
     first = next(analysis.trace(models["ConViT"], IMAGES[:1]))
-    np.testing.assert_allclose(
-        shown(axes[0, 2]).ravel(), first.softmax[0, 1, 1], rtol=1e-3, atol=1e-4
-    )
+    np.testing.assert_allclose(shown(axes[0, 2]).ravel(), first.softmax[0, 1, 1], 1e-3, 1e-4)
     assert axes[0, 2].get_title() == f"{first.gates[1]:.2f}"
     assert axes[0, 2].patches[0].get_xy() == (0.5, -0.5)
     assert axes[0, 0].patches[0].get_xy() == (7.5, -0.5), "on the image, of 16 x 16 pixels"
-    with pytest.raises(ValueError, match=r"`query` must be .* grid \(2, 2\)"):
-        drawn(analysis.plot_query, models, IMAGES, query=(2, 0))
-    with pytest.raises(ValueError, match="No block of the models"):
-        drawn(analysis.plot_query, {"Mixer": FAMILIES["Mixer"]()}, IMAGES)
 
 
 def test_whole_maps(drawn):
@@ -222,11 +193,8 @@ def test_whole_maps(drawn):
     axes = drawn(analysis.plot_maps, {"a": refined}, IMAGES, by_entropy=3)
     titles = [float(axis.get_title()) for axis in axes[0]]
     assert len(titles) == 3 and titles == sorted(titles)
-    for axis, title in zip(axes[0], titles, strict=True):
-        assert abs(analysis.measures.entropy(shown(axis)).mean() - title) < 0.006
-    for options in ({}, {"before": True}, {"by_entropy": 3}):
-        with pytest.raises(ValueError, match="no attention maps"):
-            drawn(analysis.plot_maps, {"a": FAMILIES["Mixer"]()}, IMAGES, **options)
+    found = [analysis.measures.entropy(shown(axis)).mean() for axis in axes[0]]
+    assert found == pytest.approx(titles, abs=0.006)
 
 
 def test_without_matplotlib(monkeypatch, results, tmp_path):

@@ -22,9 +22,8 @@ def passed(request):
         before, x = x, step(x)
         if step in blocks(model):
             ends.append((step, before, x))
-    return SimpleNamespace(
-        family=request.param, model=model, traced=list(trace(model, IMAGES)), ends=ends
-    )
+    traced = list(trace(model, IMAGES))
+    return SimpleNamespace(family=request.param, model=model, traced=traced, ends=ends)
 
 
 def first_of(tensors):
@@ -73,10 +72,8 @@ def test_maps_are_those_that_the_forward_pass_used(passed, monkeypatch):
             # With these maps in place of its own, the block returns the same output.
             with monkeypatch.context() as patched:
                 patched.setattr(step.attention, "aggregate", with_these)
-                given, expected = (
-                    first_of(step(before, return_attention_scores=True)[0]),
-                    first_of(x),
-                )
+                given = first_of(step(before, return_attention_scores=True)[0])
+            expected = first_of(x)
             changed = np.abs(given - expected).max() / np.abs(expected).max()
             assert changed < 1e-5 if same else changed > 1e-3, step.name
 
@@ -166,23 +163,10 @@ def test_chosen_blocks():
 
 
 @pytest.mark.backend_free
-def test_wrong_arguments():
-    model = FAMILIES["ViT"](name="mine")
-    with pytest.raises(ValueError, match=r"'mine' has no block 'block_1'.*mean 'blocks_1'"):
-        trace(model, IMAGES, ["block_1"])
-    for wrong in (IMAGES[:, :8], IMAGES[0], IMAGES[:0], IMAGES[..., :1]):
-        with pytest.raises(ValueError, match=r"`images` must have .*16, 16, 3\).*preprocess_input"):
-            trace(model, wrong)
-    cut = keras.Model(model.input, model.get_layer("blocks_0").output, name="cut")
-    for wrong, received in ((cut, "Functional named 'cut'.*as_chain"), ("CaiT_Mini", "str")):
-        for analysis in (trace, class_attention):
-            with pytest.raises(ValueError, match=f"must be a model of keras_vitx.*{received}"):
-                analysis(wrong, IMAGES)
-    (one,) = trace(kv.as_chain(cut), IMAGES)
-    assert one.name == "blocks_0"
-    stem = kv.as_chain(keras.Model(model.input, model.layers[0].output, name="stem"))
-    with pytest.raises(ValueError, match="'stem' has no blocks"):
-        trace(stem, IMAGES)
+def test_a_cut_model_is_traced_as_a_chain():
+    model = FAMILIES["ViT"]()
+    cut = keras.Model(model.input, model.get_layer("blocks_0").output)
+    assert [one.name for one in trace(kv.as_chain(cut), IMAGES)] == ["blocks_0"]
 
 
 @pytest.mark.backend_free
@@ -195,19 +179,7 @@ def test_where_the_class_token_looks():
     wide = {"input_shape": (32, 48, 3), "depth": 2}
     images = numbers((1, 32, 48, 3))
     maps = class_attention(FAMILIES["CaiT"](class_depth=2, **wide), images)
-    assert {name: one.shape[2:] for name, one in maps.items()} == {
-        "blocks_token_only_0": (4, 6),
-        "blocks_token_only_1": (4, 6),
-    }
+    sides = {name: one.shape[2:] for name, one in maps.items()}
+    assert sides == {f"blocks_token_only_{i}": (4, 6) for i in range(2)}
     late = FAMILIES["CaiT"](class_token_at=1, class_depth=0, **wide)
     assert list(class_attention(late, images)) == ["blocks_1"]
-
-
-@pytest.mark.backend_free
-def test_no_class_token():
-    for model, message in (
-        (FAMILIES["Mixer"](name="mine"), "'mine' has no attention maps"),
-        (FAMILIES["CaiT"](class_depth=0, pooling="avg"), "no class token"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            class_attention(model, IMAGES)

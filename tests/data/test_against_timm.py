@@ -29,10 +29,6 @@ TIMM = {
 }
 
 
-def erase(image, probability, generator):
-    erase_box(image, draw_erasing(*image.shape[:2], probability, generator))
-
-
 @pytest.fixture
 def zero_bits(monkeypatch):
     """Posterize to no bits, as before Pillow 13: there, timm raises at magnitude 10."""
@@ -44,15 +40,25 @@ def zero_bits(monkeypatch):
     monkeypatch.setattr(ImageOps, "posterize", to_bits)
 
 
-def assert_one_distribution(first, second):
-    """Two-sample Kolmogorov-Smirnov test, at a level of one in a thousand."""
-    first, second = np.sort(first), np.sort(second)
+def assert_one_distribution(theirs, ours, *of):
+    """Two-sample Kolmogorov-Smirnov test of each function, at a level of one in a thousand."""
+    for function in of:
+        assert_one_distribution(function(theirs), function(ours))
+    if of:
+        return
+    first, second = np.sort(theirs), np.sort(ours)
     values = np.concatenate([first, second])
     distance = np.abs(
         np.searchsorted(first, values, "right") / len(first)
         - np.searchsorted(second, values, "right") / len(second)
     ).max()
     assert distance < 1.95 * np.sqrt(1 / len(first) + 1 / len(second))
+
+
+def boxes(images):
+    """(top, left, height, width) of what is not 0."""
+    found = [np.argwhere(image) for image in images]
+    return np.array([[*box.min(axis=0), *np.ptp(box, axis=0) + 1] for box in found])
 
 
 def test_two_distributions_are_told_apart():
@@ -75,13 +81,14 @@ def test_crops(timm, height, width):
     )
     generator = np.random.default_rng(0)
     ours = np.array([random_box(height, width, generator, scale, ratio) for _ in range(2000)])
-    for of in (
+    assert_one_distribution(
+        theirs,
+        ours,
         lambda boxes: boxes[:, 2] * boxes[:, 3],
         lambda boxes: boxes[:, 3] / boxes[:, 2],
         lambda boxes: boxes[:, 0] / np.maximum(height - boxes[:, 2], 1),
         lambda boxes: boxes[:, 1] / np.maximum(width - boxes[:, 3], 1),
-    ):
-        assert_one_distribution(of(theirs), of(ours))
+    )
     central = [(boxes == boxes[-1]).all(axis=1).mean() for boxes in (theirs, ours)]
     if width == 400:
         same = Counter(map(tuple, theirs)).most_common(1)[0]
@@ -131,13 +138,12 @@ def test_rand_augment_draws_the_same_operations(timm, monkeypatch):
     rand_augment, generator = RandAugment.named("m9-mstd0.5-inc1"), np.random.default_rng(0)
     ours = [rand_augment.draw(generator) for _ in range(3000)]
 
-    counts = [[len(operations) for operations in of] for of in (drawn, ours)]
-    assert_one_distribution(*counts)
+    index = {name: i for i, name in enumerate(OPERATIONS)}
     assert_one_distribution(
-        *(
-            [list(OPERATIONS).index(name) for operations in of for name, _ in operations]
-            for of in (drawn, ours)
-        )
+        drawn,
+        ours,
+        lambda all_drawn: [*map(len, all_drawn)],
+        lambda all_drawn: [index[name] for operations in all_drawn for name, _ in operations],
     )
     largest = {"Rotate": 30, "ShearX": 0.3, "ShearY": 0.3, "TranslateX": 0.45, "TranslateY": 0.45}
     assert_one_distribution(
@@ -154,7 +160,7 @@ def test_jitter(timm, photographs):
     theirs = [np.asarray(transform(picture)) for _ in range(400)]
     ours = [jitter_colors(np.asarray(picture), 0.4, generator) for _ in range(400)]
     for of in (np.mean, np.std, lambda image: np.ptp(image, axis=-1).mean()):
-        assert_one_distribution([of(image) for image in theirs], [of(image) for image in ours])
+        assert_one_distribution([*map(of, theirs)], [*map(of, ours)])
 
 
 def test_erasing(timm):
@@ -168,21 +174,18 @@ def test_erasing(timm):
     for _ in range(3000):
         theirs.append(transform(torch.zeros(3, 48, 64)).numpy().transpose(1, 2, 0))
         image = np.zeros((48, 64, 3), "float32")
-        erase(image, 0.25, generator)
+        erase_box(image, draw_erasing(48, 64, 0.25, generator))
         ours.append(image)
 
-    def boxes(images):
-        erased = [np.argwhere(image[..., 0]) for image in images if image.any()]
-        return np.array([[*found.min(axis=0), *np.ptp(found, axis=0) + 1] for found in erased])
-
-    assert abs(len(boxes(theirs)) - len(boxes(ours))) < 100
-    for of in (
+    erased = [boxes([image[..., 0] for image in of if image.any()]) for of in (theirs, ours)]
+    assert abs(len(erased[0]) - len(erased[1])) < 100
+    assert_one_distribution(
+        *erased,
         lambda found: found[:, 2] * found[:, 3],
         lambda found: found[:, 2] / found[:, 3],
         lambda found: found[:, 0],
         lambda found: found[:, 1],
-    ):
-        assert_one_distribution(of(boxes(theirs)), of(boxes(ours)))
+    )
     noise = [np.concatenate([image[image != 0] for image in of])[::101] for of in (theirs, ours)]
     assert_one_distribution(*noise)
 
@@ -203,20 +206,19 @@ def test_mixing(timm, alphas):
         mixed = ours(images, np.eye(2, dtype="float32"), generator)
         found["ours"].append((mixed[0][0, :, :, 0], mixed[1][0, 0]))
 
-    def boxes(pairs):
-        cut = [np.argwhere(image) for image, _ in pairs if set(np.unique(image)) == {0, 1}]
-        return np.array([[*box.min(axis=0), *np.ptp(box, axis=0) + 1] for box in cut])
-
-    assert_one_distribution(*([share for _, share in pairs] for pairs in found.values()))
-    cut = [boxes(pairs) for pairs in found.values()]
+    assert_one_distribution(*found.values(), lambda pairs: [share for _, share in pairs])
+    cut = [
+        boxes([image for image, _ in pairs if set(np.unique(image)) == {0, 1}])
+        for pairs in found.values()
+    ]
     assert abs(len(cut[0]) - len(cut[1])) < 120
     if alphas[1]:
         for axis in range(4):
             assert_one_distribution(cut[0][:, axis], cut[1][:, axis])
 
 
-def test_whole_images(timm_transform, photographs, zero_bits):
-    transform = timm_transform(
+def test_whole_images(timm, photographs, zero_bits):
+    transform = timm.data.create_transform(
         (3, 48, 48),
         is_training=True,
         auto_augment="rand-m9-mstd0.5-inc1",
@@ -237,12 +239,13 @@ def test_whole_images(timm_transform, photographs, zero_bits):
         for _ in range(600):
             image, _ = augmentation.pixels(np.asarray(picture), (48, 48), generator, MEAN)
             ours.append(normalize(image, IMAGENET_DEFAULT))
-            erase(ours[-1], augmentation.erasing, generator)
-        for of in (
+            erase_box(ours[-1], draw_erasing(48, 48, augmentation.erasing, generator))
+        assert_one_distribution(
+            theirs,
+            np.stack(ours),
             lambda images: images.mean(axis=(1, 2, 3)),
             lambda images: images.std(axis=(1, 2, 3)),
             lambda images: np.abs(np.diff(images, axis=2)).mean(axis=(1, 2, 3)),
             lambda images: images[:, :24, :24, 0].mean(axis=(1, 2)),
             lambda images: images.reshape(-1)[:: 48 * 48 * 3 // 7],
-        ):
-            assert_one_distribution(of(theirs), of(np.stack(ours)))
+        )

@@ -9,13 +9,15 @@ from types import SimpleNamespace
 import keras
 import numpy as np
 import pytest
-from harness import FAMILIES
+from harness import FAMILIES, picture, save_picture, stand_in
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image
 
 import keras_vitx as kv
 from keras_vitx.data import batches_of_files, decode_image, images, preprocess_input
 from keras_vitx.data.images import resize_and_crop
-from keras_vitx.preprocessing import IMAGENET_INCEPTION, ModelInput, Preprocessing
+from keras_vitx.preprocessing import IMAGENET_INCEPTION, ModelInput, Preprocessing, scaled_size
 
 pytestmark = pytest.mark.backend_free
 
@@ -34,39 +36,10 @@ def test_the_record_comes_back_from_json():
 def test_changes_and_other_channels():
     changed = IMAGENET_INCEPTION.replace(crop_ratio=0.9, std=(1, 1, 1))
     assert changed == Preprocessing((0.5,) * 3, (1.0,) * 3, 0.9)
-    with pytest.raises(AttributeError):
-        IMAGENET_INCEPTION.crop_ratio = 0.9
     record = Preprocessing((0.25, 0.5, 0.75), (1, 2, 3), 0.9)
     assert record.for_channels(3) is record
     assert record.for_channels(1) == Preprocessing((0.5,), (2.0,), 0.9)
     assert record.for_channels(4) == Preprocessing((0.5,) * 4, (2.0,) * 4, 0.9)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"mean": 0.5}, "`mean` must be one finite number per channel. Received: 0.5"),
-        ({"mean": ("a",)}, "`mean` must be"),
-        ({"std": ()}, "`std` must be one finite number"),
-        ({"std": (float("nan"),) * 3}, "`std` must be one finite number"),
-        ({"std": (1, 1)}, "one value per channel"),
-        ({"std": (1, 0, 1)}, "`std` must be positive"),
-        ({"crop_ratio": 0}, "`crop_ratio` must be above 0. Received: 0"),
-        ({"crop_ratio": float("nan")}, "`crop_ratio`"),
-        ({"crop_ratio": "0.9"}, "`crop_ratio`"),
-        ({"interpolation": "bicubik"}, "Did you mean 'bicubic'"),
-        ({"crop": 0.9}, r"no entry 'crop'.*'crop_ratio'"),
-    ],
-)
-def test_values_out_of_range(changes, message):
-    with pytest.raises(ValueError, match=message):
-        IMAGENET_INCEPTION.replace(**changes)
-
-
-@pytest.mark.parametrize("value", [None, 0.5, {"mean": [0.5]}, {"std": [0.5]}])
-def test_what_is_no_preprocessing(value):
-    with pytest.raises(ValueError, match=r"dictionary with `mean` and `std`\. Received"):
-        Preprocessing.of(value)
 
 
 def test_a_model_holds_the_record():
@@ -81,53 +54,42 @@ def test_a_model_holds_the_record():
 
 
 def test_a_saved_model_has_it_as_a_dictionary(tmp_path):
-    model = FAMILIES["ViT"]()
+    model, half = FAMILIES["ViT"](), [0.5, 0.5, 0.5]
     model.preprocessing = IMAGENET_INCEPTION.replace(interpolation="bilinear")
-    # Files from before the record existed have the same dictionary.
-    half = [0.5, 0.5, 0.5]
     written = {"mean": half, "std": half, "crop_ratio": 1.0, "interpolation": "bilinear"}
     assert model.get_config()["preprocessing"] == written
     model.save(tmp_path / "m.keras")
     assert keras.saving.load_model(tmp_path / "m.keras").preprocessing == model.preprocessing
-    for mean in (tuple(half), np.float32(half)):
-        # Tuples and arrays as Keras serializes them.
+    for mean in (tuple(half), np.float32(half)):  # As Keras serializes them.
         written = json.dumps(keras.saving.serialize_keras_object({"mean": mean, "std": mean}))
         older = model.get_config() | {"preprocessing": json.loads(written)}
         assert kv.models.Chain.from_config(older).preprocessing == IMAGENET_INCEPTION
 
 
-def test_a_model_without_it_is_named(make_model, picture):
-    model = SimpleNamespace(input_shape=(None, 8, 8, 3))
-    with pytest.raises(ValueError, match="has no `preprocessing`"):
-        preprocess_input(picture(8, 8), model)
-    model.preprocessing = IMAGENET_INCEPTION.to_dict()
-    assert ModelInput.of(model).preprocessing == IMAGENET_INCEPTION
-    with pytest.raises(ValueError, match=r"Received: \(None, None, 32, 3\)"):
-        ModelInput.of(make_model((None, 32)))
-    with pytest.raises(ValueError, match="each of 3 channels"):
-        ModelInput.of(make_model(mean=[0.5], std=[0.5]))
-
-
 # Images
 
 
-@pytest.mark.parametrize("interpolation", ["bicubic", "bilinear"])
-@pytest.mark.parametrize("crop_ratio", [1.0, 0.9, 1.15])
-@pytest.mark.parametrize("size", [(32, 32), (24, 40)])
-@pytest.mark.parametrize("image_size", [(61, 87), (90, 45), (20, 27), (24, 40)])
-def test_it_equals_timm(timm_transform, picture, image_size, size, crop_ratio, interpolation):
-    image = picture(*image_size)
-    transform = timm_transform(
-        (3, *size), crop_pct=crop_ratio, interpolation=interpolation, normalize=False
-    )
-    expected = np.asarray(transform(Image.fromarray(image))).transpose(1, 2, 0)
-    ours = resize_and_crop(image, size, crop_ratio, interpolation)
-    assert ours.shape == expected.shape and ours.dtype == np.uint8
-    assert np.abs(ours.astype(int) - expected).max() <= 1
+# Longer images are cut before; Pillow 13 resizes those twice as high as wide along another axis.
+SIDES = st.tuples(st.integers(1, 90), st.integers(1, 90)).filter(
+    lambda sides: sides[1] / 6 <= sides[0] <= 2 * sides[1]
+)
+SIZES = st.tuples(st.integers(2, 48), st.integers(2, 48))
+FILTERS = st.sampled_from(["bicubic", "bilinear"])
+
+
+@given(SIDES, SIZES, st.floats(0.3, 1), FILTERS)
+def test_it_is_pillows_resize_of_the_centered_box(sides, size, crop_ratio, filters):
+    image = picture(*sides)
+    height, width = scaled_size(np, sides, size, crop_ratio)
+    resample = getattr(Image.Resampling, filters.upper())
+    resized = Image.fromarray(image).resize((int(width), int(height)), resample)
+    top, left = round((height - size[0]) / 2), round((width - size[1]) / 2)
+    wanted = np.asarray(resized)[top : top + size[0], left : left + size[1]]
+    np.testing.assert_array_equal(resize_and_crop(image, size, crop_ratio, filters), wanted)
 
 
 @pytest.mark.parametrize("channels", [1, 2, 5])
-def test_each_channel_is_resized_as_a_gray_image(picture, channels):
+def test_each_channel_is_resized_as_a_gray_image(channels):
     image = picture(50, 40, channels)
     resized = resize_and_crop(image, (16, 16))
     for i in range(channels):
@@ -135,23 +97,23 @@ def test_each_channel_is_resized_as_a_gray_image(picture, channels):
         np.testing.assert_array_equal(resized[..., i], alone[..., 0])
 
 
-def test_values_are_normalized_by_channel(make_model):
-    model = make_model((4, 4), mean=[0.0, 0.5, 1.0], std=[1.0, 0.5, 0.25])
+def test_values_are_normalized_by_channel():
+    model = stand_in((4, 4), mean=[0.0, 0.5, 1.0], std=[1.0, 0.5, 0.25])
     batch = preprocess_input(np.full((4, 4, 3), 255, "uint8"), model)
     assert batch.shape == (1, 4, 4, 3) and batch.dtype == np.float32
     np.testing.assert_allclose(batch[0, 0, 0], [1.0, 1.0, 0.0], atol=1e-6)
 
 
-def test_every_kind_of_input_gives_the_same(make_model, picture, save, tmp_path):
-    image, model = picture(45, 37), make_model()
-    path = save(tmp_path / "a.png", image)
+def test_every_kind_of_input_gives_the_same(tmp_path):
+    image, model = picture(45, 37), stand_in()
+    path = save_picture(tmp_path / "a.png", image)
     expected = preprocess_input(image, model)
     whole = image / 255
     with path.open("rb") as file, path.open("rb") as upload:
         of_web = SimpleNamespace(file=upload, read=None)  # As FastAPI's.
-        for other in (path, str(path), path.read_bytes(), file, of_web, Image.fromarray(image),
-                      image[None], [image], whole, whole.astype("float32"),
-                      image.astype("float64"), image.astype("int32")[None]):  # fmt: skip
+        files = path, str(path), path.read_bytes(), file, of_web, Image.fromarray(image)
+        arrays = image[None], [image], whole, whole.astype("float32"), image.astype("int32")[None]
+        for other in (*files, *arrays, image.astype("float64")):
             np.testing.assert_array_equal(preprocess_input(other, model), expected)
     mixed = preprocess_input([path, Image.fromarray(image), picture(20, 90)], model)
     dark = np.stack([image * 0.0, image])  # One range for a whole array.
@@ -160,54 +122,18 @@ def test_every_kind_of_input_gives_the_same(make_model, picture, save, tmp_path)
     np.testing.assert_array_equal(mixed[:2], np.repeat(expected, 2, axis=0))
 
 
-def test_gray_becomes_color_and_color_gray(make_model, picture):
+def test_gray_becomes_color_and_color_gray():
     gray = picture(16, 16, 1)
-    batch = preprocess_input(gray[..., 0], make_model())
+    batch = preprocess_input(gray[..., 0], stand_in())
     assert batch.shape == (1, 16, 16, 3)
     np.testing.assert_array_equal(batch[..., 0], batch[..., 2])
     for image in (gray, np.repeat(gray, 3, axis=-1)):
-        found = preprocess_input(image, make_model(channels=1))
+        found = preprocess_input(image, stand_in(channels=1))
         np.testing.assert_array_equal(found, batch[..., :1])
 
 
-@pytest.mark.parametrize(
-    "images, message",
-    [
-        (np.zeros(5), r"Received: shape"),
-        (np.full((8, 8, 3), 300.0), r"float64 in 300\.0\.\.300"),
-        (np.full((8, 8, 3), -0.5), "floats in 0..1"),
-        (np.full((8, 8, 3), np.nan), "floats in 0..1"),
-        (np.full((8, 8, 3), 256), "Received: int64"),
-        (np.zeros((8, 8, 3), bool), "Received: bool"),
-        (np.zeros((3, 8, 8), "uint8"), "must be convertible to 3 channels"),
-        ([], "Received: none"),
-        (np.zeros((0, 8, 8, 3), "uint8"), "Received: none"),
-        (np.zeros((8, 0, 3), "uint8"), "Received: shape"),
-        (Image.new("RGB", (8, 0)), r"PIL image of size \(8, 0\)"),
-    ],
-)
-def test_wrong_images_are_named(make_model, images, message):
-    with pytest.raises(ValueError, match=message):
-        preprocess_input(images, make_model())
-
-
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        ((np.zeros((9, 9, 3), "uint8"), (8, 8), 0.0), "crop_ratio"),
-        ((np.zeros((9, 9, 3), "uint8"), (8, 8), 1.0, "bicubik"), "bicubic, .* Received: 'bicubik'"),
-        ((np.zeros((0, 8, 3), "uint8"), (4, 4)), "at least one pixel"),
-    ],
-)
-def test_wrong_arguments_are_named(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        resize_and_crop(*arguments)
-
-
 @pytest.mark.parametrize("sides", [(1, 20_000), (20_000, 1), (3, 9_000)])
-def test_only_what_the_crop_shows_of_a_long_image_is_resized(
-    make_model, picture, monkeypatch, sides
-):
+def test_only_what_the_crop_shows_of_a_long_image_is_resized(monkeypatch, sides):
     resized, resize = [], Image.Image.resize
 
     def spy(self, size, *arguments):
@@ -215,7 +141,7 @@ def test_only_what_the_crop_shows_of_a_long_image_is_resized(
         return resize(self, size, *arguments)
 
     monkeypatch.setattr(Image.Image, "resize", spy)
-    assert preprocess_input(picture(*sides), make_model()).shape == (1, 16, 16, 3)
+    assert preprocess_input(picture(*sides), stand_in()).shape == (1, 16, 16, 3)
     assert max(resized) <= 130 * 16 * 16
 
 
@@ -238,34 +164,30 @@ def test_a_long_image_shows_its_center(monkeypatch, sides, crop_ratio):
 # Files
 
 
-def test_files_are_upright_in_color_or_gray_and_in_bytes(tmp_path, picture, save):
+def test_files_are_upright_in_color_or_gray_and_in_bytes(tmp_path):
     image, gray, alpha = picture(20, 30), picture(9, 8, 1), picture(9, 8, 4)
     exif = Image.Exif()
     exif[0x0112] = 6  # EXIF: rotate a quarter turn clockwise
-    path = save(tmp_path / "gray.png", gray)
-    deep = tmp_path / "deep.png"
-    Image.fromarray(gray[..., 0].astype("uint16") * 257).save(deep)
+    path = save_picture(tmp_path / "gray.png", gray)
+    deep = save_picture(tmp_path / "deep.png", gray.astype("uint16") * 257)
     for found, wanted in (
-        (decode_image(save(tmp_path / "a.png", image, exif=exif)), np.rot90(image, -1)),
-        (decode_image(save(tmp_path / "b.png", alpha)), alpha[..., :3]),
+        (decode_image(save_picture(tmp_path / "a.png", image, exif=exif)), np.rot90(image, -1)),
+        (decode_image(save_picture(tmp_path / "b.png", alpha)), alpha[..., :3]),
         (decode_image(path), np.repeat(gray, 3, axis=-1)),
         (decode_image(path, channels=1), gray),
         (decode_image(deep, channels=1), gray),
     ):
         np.testing.assert_array_equal(found, wanted)
-    with pytest.raises(ValueError, match=r"`channels` must be 1 or 3\. Received: 4"):
-        decode_image(path, channels=4)
 
 
-def test_files_come_batch_by_batch_and_broken_ones_as_errors(tmp_path, picture, save, make_model):
-    model = make_model((16, 24), crop_ratio=0.9)
-    good = [save(tmp_path / f"{i}.png", picture(20 + i, 30, seed=i)) for i in range(4)]
+def test_files_come_batch_by_batch_and_broken_ones_as_errors(tmp_path):
+    model = stand_in((16, 24), crop_ratio=0.9)
+    good = [save_picture(tmp_path / f"{i}.png", picture(20 + i, 30, seed=i)) for i in range(4)]
     broken = [tmp_path / "text.png", tmp_path / "missing.png", tmp_path / "cut.jpg"]
     broken[0].write_text("no image")
-    save(broken[2], picture(64, 64))
+    save_picture(broken[2], picture(64, 64))
     broken[2].write_bytes(broken[2].read_bytes()[:-300])
     batches = list(batches_of_files([*good[:2], *broken, *good[2:]], model, batch_size=3))
-
     assert [len(batch.paths) for batch in batches] == [2, 1, 1]
     assert [path for batch in batches for path in batch.paths] == good
     images = np.concatenate([batch.images for batch in batches])
@@ -273,18 +195,13 @@ def test_files_come_batch_by_batch_and_broken_ones_as_errors(tmp_path, picture, 
     errors = {path: error for batch in batches for path, error in batch.errors.items()}
     assert list(errors) == broken
     assert all(f"{path} can't be decoded" in str(error) for path, error in errors.items())
-
     (batch,) = batches_of_files([str(tmp_path / "missing.png")], model)
     assert batch.images.shape == (0, 16, 24, 3) and batch.paths == [] and len(batch.errors) == 1
     assert list(batches_of_files([], model)) == []
-    with pytest.raises(ValueError, match=r"`batch_size` must be .*Received: 0"):
-        batches_of_files([], model, 0)
 
 
-def test_an_image_of_too_many_pixels_is_refused_before_it_is_decoded(
-    picture, save, tmp_path, monkeypatch
-):
-    path = save(tmp_path / "large.png", picture(40, 30))
+def test_an_image_of_too_many_pixels_is_refused_before_it_is_decoded(tmp_path, monkeypatch):
+    path = save_picture(tmp_path / "large.png", picture(40, 30))
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 599)
     with pytest.raises(OSError, match=r"large.png can't .* more than 1,198 pixels"):
         decode_image(path)
@@ -294,8 +211,6 @@ def test_an_image_of_too_many_pixels_is_refused_before_it_is_decoded(
     with pytest.raises(OSError, match=r"large.png can't .* more than 1,100 pixels.*None is no lim"):
         decode_image(path)
     monkeypatch.setattr(images, "PIXELS_PER_BYTE", 1)
-    with pytest.raises(OSError, match=r"^An image that was given as bytes can't .* none of"):
-        preprocess_input(b"no image", FAMILIES["ViT"]())
     for limit in (600, None):  # Pillow warns above a limit, and refuses twice as many.
         monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
         with warnings.catch_warnings(action="ignore"):
@@ -335,9 +250,7 @@ def test_what_is_no_image_file_is_not_opened(tmp_path, monkeypatch, kind):
     elif kind == "a directory":
         path.mkdir()
     else:
-        path.write_text(
-            "%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n"
-        )
+        path.write_text("%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n")
         (tmp_path / "gs").write_text(f"#!/bin/sh\n[ $1 = --version ] || touch {started}\n")
         (tmp_path / "gs").chmod(0o755)
         monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
@@ -349,29 +262,6 @@ def test_what_is_no_image_file_is_not_opened(tmp_path, monkeypatch, kind):
 
 
 def test_pillow_opens_files_in_one_place():
-    package = Path(kv.__file__).parent
-    sources = {path: path.read_text() for path in package.rglob("*.py")}
-    opening = [
-        path.relative_to(package).as_posix() for path in sources if "Image.open(" in sources[path]
-    ]
-    assert opening == ["data/images.py"] and sources[package / opening[0]].count("Image.open(") == 1
-
-
-@pytest.mark.parametrize(
-    ("shape", "crop_ratio"),
-    [
-        ((20_000, 20_000, 3), 1.0),
-        ((32, 32, 3), 0.002),
-        ((8, 8, 1 << 20), 1.0),
-        ((None, 1 << 26, 3), 1),
-    ],
-)
-def test_a_claim_of_giant_images_is_refused(shape, crop_ratio):
-    channels = [0.5] * shape[-1]
-    with pytest.raises(ValueError, match="at most 33,554,432 values"):
-        ModelInput((None, *shape), Preprocessing(channels, channels, crop_ratio))
-
-
-def test_an_image_across_a_long_model_is_refused(make_model, picture):
-    with pytest.raises(ValueError, match="`size` and `crop_ratio` must resize images to at most"):
-        preprocess_input(picture(40, 40), make_model((1, 1 << 22)))
+    sources = Path(kv.__file__).parent.rglob("*.py")
+    counts = {path.as_posix(): path.read_text().count("Image.open(") for path in sources}
+    assert {path[-14:]: count for path, count in counts.items() if count} == {"data/images.py": 1}

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import keras
 import numpy as np
 import pytest
-from harness import FAMILIES
+from harness import FAMILIES, picture
 
 import keras_vitx as kv
 from keras_vitx.data.predictions import imagenet_classes
@@ -28,7 +28,7 @@ def test_every_size_has_facts():
         assert facts.preprocessing == MODELS[name].preprocessing
 
 
-def test_images_are_made_ready_by_a_name(picture):
+def test_images_are_made_ready_by_a_name():
     image = picture(50, 60)
     by_size = kv.preprocess_input(image, "CaiT_Mini")
     np.testing.assert_array_equal(by_size, kv.preprocess_input(image, kv.CaiT_Mini()))
@@ -37,15 +37,6 @@ def test_images_are_made_ready_by_a_name(picture):
         side = checkpoint.image_size
         batch = kv.preprocess_input(image, checkpoint.name)
         assert batch.shape == (1, side, side, 3)
-
-
-@pytest.mark.parametrize(
-    ("name", "hint"),
-    [("CaiT_S244", "'CaiT_S24'"), ("cait_s24_384.fb_dist", "'cait_s24_384.fb_dist_in1k'")],
-)
-def test_a_wrong_name_has_hints(picture, name, hint):
-    with pytest.raises(ValueError, match=f"No model or checkpoint is named '{name}'.*{hint}"):
-        kv.preprocess_input(picture(8, 8), name)
 
 
 def test_the_classes_of_imagenet_are_timms(timm):
@@ -77,41 +68,23 @@ def test_a_models_own_names_go_first():
     assert kv.decode_predictions(np.eye(1000), 1, model)[0][0][:2] == ("n01440764", "tench")
 
 
-@pytest.mark.parametrize(
-    ("shape", "arguments", "message"),
-    [
-        ((1, 10), {}, "ImageNet with 1000 classes. Received: 10"),
-        ((1, 3), {"model": SimpleNamespace(class_names=["a"])}, "with 1 classes. Received: 3"),
-        ((1000,), {}, r"Received: \(1000,\)"),
-        ((1, 1000), {"top": 0}, "`top` must be above 0"),
-    ],
-)
-def test_wrong_predictions_are_an_error(shape, arguments, message):
-    with pytest.raises(ValueError, match=message):
-        kv.decode_predictions(np.zeros(shape), **arguments)
-
-
 NUMBERS = [str(i) for i in range(12)]
 
 
 @pytest.mark.parametrize(
     ("outputs", "labels", "order"),
-    [  # (names of the model or their number, names of the data, outputs of these or an error)
+    [  # (names of the model or their number, names of the data, outputs of these)
         (12, None, None),
         (12, NUMBERS, None),
         (12, ["3", "5", "7"], [3, 5, 7]),
         (12, ["03", "5", "11"], [3, 5, 11]),
-        (12, [str(i + 1) for i in range(12)], "`source` must have only classes .*no `class_names`"),
         (3, ["3", "5", "7"], None),
         (2, ["cat", "dog"], None),
-        (12, ["cat", "dog"], "Received: cat, dog"),
         (sorted(NUMBERS), NUMBERS, [sorted(NUMBERS).index(name) for name in NUMBERS]),
         (NUMBERS, ["03", "11"], [3, 11]),
         (["a", "b", "c"], ["c", "a"], [2, 0]),
-        (["a", "b", "c"], ["c", "x"], "Received: x"),
         (["a", "b", "c"], ["0", "1"], None),
         (["a", "b", "c"], ["2"], [2]),
-        (["a", "b", "c"], ["2", "3"], "Received: 3"),
         (1000, ["n01443537", "n01440764"], [1, 0]),
         (1000, ["7", "999"], [7, 999]),
     ],
@@ -120,10 +93,6 @@ def test_labels_and_outputs_match_by_name_or_number(outputs, labels, order):
     count = outputs if isinstance(outputs, int) else len(outputs)
     names = None if isinstance(outputs, int) else tuple(outputs)
     model = SimpleNamespace(class_names=names, output_shape=(None, count))
-    if isinstance(order, str):
-        with pytest.raises(ValueError, match=order):
-            _match_outputs(model, labels, count)
-    else:
-        found, found_names = _match_outputs(model, labels, count)
-        assert (found if order is None else found[: len(order)]) == order
-        assert len(found_names) == count
+    found, found_names = _match_outputs(model, labels, count)
+    assert (found if order is None else found[: len(order)]) == order
+    assert len(found_names) == count

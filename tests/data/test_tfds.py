@@ -1,5 +1,3 @@
-import sys
-
 import keras
 import numpy as np
 import pytest
@@ -126,9 +124,3 @@ def test_array_record_is_trained_on_without_tensorflow(tmp_path):
 def test_an_unknown_name_gives_the_nearest(tmp_path):
     with pytest.raises(ValueError, match=r"Received: 'cifar11'.*'cifar10"):
         load_dataset("tfds:cifar11", data_dir=tmp_path)
-
-
-def test_the_missing_library_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
-    with pytest.raises(ImportError, match=r'pip install "\.\[data\]"'):
-        load_dataset("tfds:cifar10")

@@ -2,13 +2,14 @@ import io
 
 import numpy as np
 import pytest
+from harness import picture, stand_in
 from PIL import Image
 
 from keras_vitx.data import load_dataset, pipelines
 
 tf = pytest.importorskip("tensorflow")
 pytestmark = pytest.mark.backend_free
-IMAGENET = ("image/encoded", "image/class/label")
+PIXELS = [picture(20 + i, 24, seed=i) for i in range(12)]
 
 
 def example(image, label, names=("image", "label"), **features):
@@ -22,6 +23,17 @@ def example(image, label, names=("image", "label"), **features):
     return tf.train.Example(features=tf.train.Features(feature=lists)).SerializeToString()
 
 
+def encoded(pixels):
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "png")
+    return file.getvalue()
+
+
+def records(**features):
+    """Records of 12 images of three classes."""
+    return [example(encoded(image), [i % 3], **features) for i, image in enumerate(PIXELS)]
+
+
 @pytest.fixture
 def write(tmp_path):
     def write(name, records):
@@ -33,26 +45,8 @@ def write(tmp_path):
     return write
 
 
-@pytest.fixture
-def images(picture):
-    return [picture(20 + i, 24, seed=i) for i in range(12)]
-
-
-@pytest.fixture
-def records(images):
-    """Records of 12 images of three classes, with a feature before and after."""
-
-    def records(label=lambda i: i % 3, **options):
-        for i, image in enumerate(images):
-            data = io.BytesIO()
-            Image.fromarray(image).save(data, "png")
-            yield example(data.getvalue(), [label(i)], **options)
-
-    return records
-
-
-def test_shards_are_the_images_that_were_written(tmp_path, write, images, records, make_model):
-    each = list(records(file_name=b"x" * 300))
+def test_shards_are_the_images_that_were_written(tmp_path, write):
+    each = records(file_name=b"x" * 300)
     for i, name in enumerate(("train-00000-of-2", "train-00001-of-2", "validation-00000-of-1")):
         write(f"pets-{name.replace('-0', '.tfrecord-0', 1)}", each[4 * i : 4 * i + 4])
     (tmp_path / "label.labels.txt").write_text("cat\ndog\nbird\n")
@@ -61,20 +55,18 @@ def test_shards_are_the_images_that_were_written(tmp_path, write, images, record
         assert opened.class_names == ("cat", "dog", "bird") and opened.test is None
         assert opened.train.labels.tolist() == [i % 3 for i in range(8)]
         assert opened.validation.labels.tolist() == [2, 0, 1, 2]
-        for found, wanted in zip(
-            [*opened.train.images, *opened.validation.images], images, strict=True
-        ):
-            np.testing.assert_array_equal(found, wanted)
+        found = [*opened.train.images, *opened.validation.images]
+        assert all(map(np.array_equal, found, PIXELS)) and len(found) == 12
     assert "pets-train.tfrecord-00001-of-2, byte" in opened.train.id(4)
-    result = pipelines(opened, make_model(classes=3), 4, augmentation="rand_augment")
+    result = pipelines(opened, stand_in(classes=3), 4, augmentation="rand_augment")
     batch, labels = result.train[0]
     assert batch.shape == (4, 16, 16, 3) and labels.shape == (4,)
 
 
 @pytest.mark.parametrize("name", ["valid-0-of-1", "eval-00000-of-00001", "a.DEV.tfrecord"])
-def test_shards_of_validation_by_any_name(tmp_path, write, records, name):
+def test_shards_of_validation_by_any_name(tmp_path, write, name):
     write("train-0-of-1", records())
-    write(name, list(records())[:4])
+    write(name, records()[:4])
     opened = load_dataset(f"{tmp_path}/*")
     assert (opened.train.size, opened.validation.size) == (12, 4)
 
@@ -104,21 +96,24 @@ TEXTS = {1: b"daisy", 2: b"tulip", 5: b"rose"}
         ((1, 2, 9), "integers in", {"txt": "a b c", "first_label": 1}, None),
         ((-1, 1, 2), "must be integers", {}, None),
         ((5, 5, 5), "at least two classes", {"first_label": 1}, None),
-        ((0, 1, 2), "`first_label` must be 0, 1 or None", {"first_label": 2}, None),
     ],
 )
 def test_labels_of_imagenet_start_where_the_file_says(
-    tmp_path, write, images, labels, wanted, options, names
+    tmp_path, write, labels, wanted, options, names
 ):
-    records, options = [], dict(options)
+    options = dict(options)
     if text := options.pop("txt", None):
         (tmp_path / "labels.txt").write_text(text.replace(" ", "\n"), "utf-8")
     features = {name: options.pop(name) for name in list(options) if name.startswith("image/")}
-    for label in labels * 2:
-        data = io.BytesIO()
-        Image.fromarray(images[0]).save(data, "png")
-        texts = {name: by_label[label] for name, by_label in features.items()}
-        records.append(example(data.getvalue(), [label], IMAGENET, **texts))
+    records = [
+        example(
+            encoded(PIXELS[0]),
+            [label],
+            ("image/encoded", "image/class/label"),
+            **{name: by_label[label] for name, by_label in features.items()},
+        )
+        for label in labels * 2
+    ]
     shard = write("a.tfrecord", records)
     if isinstance(wanted, str):
         with pytest.raises(ValueError, match=wanted):
@@ -130,7 +125,7 @@ def test_labels_of_imagenet_start_where_the_file_says(
 
 
 @pytest.mark.parametrize(
-    "records, message",
+    "written, message",
     [
         ([example(b"", [1], ("pixels", "label"))], "Received: the features label, pixels"),
         ([example(b"", [1, 2])], "one image and one integer label"),
@@ -138,22 +133,20 @@ def test_labels_of_imagenet_start_where_the_file_says(
         ([], "bad.tfrecord, without train"),
     ],
 )
-def test_other_features_are_named(write, records, message):
+def test_other_features_are_named(write, written, message):
     with pytest.raises(ValueError, match=message):
-        load_dataset(write("bad.tfrecord", records))
+        load_dataset(write("bad.tfrecord", written))
 
 
-def test_files_that_are_not_tfrecords_are_named(tmp_path, write, records):
+def test_files_that_are_not_tfrecords_are_named(write):
     path = write("bad.tfrecord", [b"\xff" * 30])
     with pytest.raises(OSError, match=r"bad\.tfrecord can't be read as TFRecords: .*pars"):
         load_dataset(path)
     whole = write("bad.tfrecord", records()).read_bytes()
     for data, message in (
         (whole[:-40], "truncated"),
-        (
-            bytes(5) + b"\1\0\0" + b"\xaa=k\xe4" + bytes(99),
-            "truncated",
-        ),  # 1 TiB, with its checksum.
+        # 1 TiB, with its checksum.
+        (bytes(5) + b"\1\0\0" + b"\xaa=k\xe4" + bytes(99), "truncated"),
         (b"\x1f\x8b" + whole[2:], "compressed"),
         (whole[:12] + b"\xff" * 30 + whole[42:], "corrupted"),
     ):
@@ -162,12 +155,10 @@ def test_files_that_are_not_tfrecords_are_named(tmp_path, write, records):
             load_dataset(path)
     source = load_dataset(write("a-test.tfrecord", records()))
     assert source.train is None and source.test.size == 12
-    with pytest.raises(ValueError, match=r"does not exist\. Expected .*TFRecord shards"):
-        load_dataset(f"{tmp_path}/none-*.tfrecord")
 
 
-def test_a_damaged_image_is_named(write, records):
-    good = next(records())
+def test_a_damaged_image_is_named(write):
+    good = records()[0]
     split = load_dataset(write("a.tfrecord", [good, example(b"no image", [1])]), validation_split=0)
     assert split.train.images[0].shape == (20, 24, 3)
     with pytest.raises(OSError, match=r"a\.tfrecord, byte \d+ can't be decoded(?!.*BytesIO)"):

@@ -99,12 +99,11 @@ def test_against_a_public_implementation(monkeypatch):
         "fusion": "fpn_bottleneck",
     }
     state = theirs.state_dict()
+    norm = {"weight": "gamma", "bias": "beta"}
+    norm |= {"running_mean": "moving_mean", "running_var": "moving_variance"}
     for name, module in modules.items():
         state[f"{module}.conv.weight"] = ours[f"{name}/kernel"].transpose(3, 2, 0, 1)
-        for parameter, variable in (
-            ("weight", "gamma"), ("bias", "beta"), ("running_mean", "moving_mean"),
-            ("running_var", "moving_variance"),
-        ):  # fmt: skip
+        for parameter, variable in norm.items():
             state[f"{module}.batch_norm.{parameter}"] = ours[f"{name}_norm/{variable}"]
     state["classifier.weight"] = ours["head/kernel"].transpose(3, 2, 0, 1)
     state["classifier.bias"] = ours["head/bias"]
@@ -168,21 +167,3 @@ def test_ignored_pixels():
     expected = metrics_of(confusion(masks, logits.argmax(-1), 5))
     assert abs(iou - expected["mean_iou"]) < 1e-6
     assert np.isfinite(model.evaluate(images, np.full_like(masks, 255), verbose=0)[0])
-
-
-@pytest.mark.backend_free
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
-        (lambda maps: UperNet(maps, 0), "`classes`"),
-        (lambda maps: UperNet(maps, 5, scales=(1, 2)), "one factor per map, 4"),
-        (lambda maps: UperNet(maps, 5, scales=(3, 1, 1, 1)), "powers of two"),
-        (lambda maps: UperNet(maps, 5, scales=(1, 1, 1, 1 / 8)), "at least one position"),
-        (lambda maps: UperNet(maps, 5, dropout=1.0), "`dropout`"),
-        (lambda maps: UperNet(maps, 5, class_names=["a"]), "one name per class, 5"),
-        (lambda maps: LinearHead(FAMILIES["ViT"](), 5), "`backbone` must return feature maps"),
-    ],
-)
-def test_bad_input(make, words):
-    with pytest.raises(ValueError, match=words):
-        make(backbone())

@@ -81,8 +81,8 @@ def random_box(
         if 0 < rows <= height and 0 < columns <= width:
             top, left = random.integers((height - rows + 1, width - columns + 1)).tolist()
             return top, left, rows, columns
-    rows = min(height, round(width / ratio[0]))
-    columns = min(width, round(height * ratio[1]))
+    rows = min(height, max(round(width / ratio[0]), 1))
+    columns = min(width, max(round(height * ratio[1]), 1))
     return (height - rows) // 2, (width - columns) // 2, rows, columns
 
 

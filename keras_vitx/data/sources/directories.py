@@ -42,8 +42,9 @@ def load_directory(directory: Path, strict: bool = False, splits: bool | None = 
     Left out, with a warning, are: a class directory without files of images; a test directory
     without classes, whose images have no labels; any other directory of a split without images.
     """
-    by_split, skipped = _split_directories(directory, splits), []
-    files = {split: _classes(path, skipped) for split, path in by_split.items()}
+    by_split, skipped, places = _split_directories(directory, splits), [], []
+    files = {split: _classes(path, skipped, places) for split, path in by_split.items()}
+    _check_places(places)
     names = in_order(files["train"] if "train" in files else itertools.chain(*files.values()))
     for split, path in by_split.items():
         unknown = sorted(files[split].keys() - set(names))
@@ -82,27 +83,36 @@ def load_directory(directory: Path, strict: bool = False, splits: bool | None = 
     return dataset_of(str(directory), loaded, names, skipped)
 
 
-def _classes(directory: Path, skipped: list[Path]) -> dict[str, list[Path]]:
-    """Return the image files of each class; a ValueError if a link gives an image two classes."""
+def _classes(
+    directory: Path, skipped: list[Path], places: list[tuple[str, Path]]
+) -> dict[str, list[Path]]:
+    """Return the image files of each class, each once; add the real paths of each to `places`."""
     classes: dict[str, list[Path]] = {}
-    places = []
     for child in sub_directories(directory):
-        name, known = text_of(child.name), len(skipped)
-        found = image_files(child, skipped, visited := set())
-        places += [(place, name) for place in visited]
+        known, visited, again = len(skipped), {}, set()
+        found = image_files(child, skipped, visited)
+        for place, links in visited.items():
+            is_found = os.path.dirname(place) in visited and _is_image(os.path.basename(place))
+            again.update(sorted(links)[0 if is_found else 1 :])
+        places += [(place, child) for place in visited]
         if found or len(skipped) > known:
-            classes.setdefault(name, []).extend(found)
+            files = [path for path in found if os.fspath(path) not in again]
+            classes.setdefault(text_of(child.name), []).extend(files)
         else:
             log.warning("%s has no images, and is no class.", child)
-    class_of = dict(places)
-    for place, name in sorted(places):
-        others = {class_of[place], class_of.get(os.path.dirname(place), name)} - {name}
+    return classes
+
+
+def _check_places(places: list[tuple[str, Path]]) -> None:
+    """Raise a ValueError if a link gives an image two classes or splits."""
+    directory_of = dict(places)
+    for place, child in sorted(places):
+        others = {directory_of[place], directory_of.get(os.path.dirname(place), child)} - {child}
         if others:
             raise ValueError(
-                "`source` must have each image in one class, also behind links. Received: "
-                f"{place} in {name} and {others.pop()}."
+                "`source` must have each image in one class and split, also behind links. "
+                f"Received: {place} in {child} and {others.pop()}."
             )
-    return classes
 
 
 def is_hidden(name: str) -> bool:
@@ -158,12 +168,12 @@ def readable_suffixes() -> frozenset[str]:
 
 
 def image_files(
-    directory: Path, skipped: list[Path] | None = None, visited: set[str] | None = None
+    directory: Path, skipped: list[Path] | None = None, visited: dict | None = None
 ) -> list[Path]:
     """Return the image files below a directory, sorted; add those that can't be read to `skipped`.
 
     Links are followed, each directory once. Hidden files and directories are left out at any depth.
-    Real paths of directories and of what links lead to are added to `visited`.
+    Real paths of directories and of what links lead to are added to `visited`, with these links.
     """
     readable, others = [], [] if skipped is None else skipped
     for path, is_file in _files(directory, visited):
@@ -172,16 +182,16 @@ def image_files(
     return sorted(readable)
 
 
-def _files(directory: Path, visited: set[str] | None = None) -> Iterator[tuple[Path, bool]]:
+def _files(directory: Path, visited: dict | None = None) -> Iterator[tuple[Path, bool]]:
     """Yield all that is an image by its suffix below a directory, and whether it is a file."""
-    visited = set() if visited is None else visited
+    visited = {} if visited is None else visited
     pending, top = [os.fspath(directory)], os.path.realpath(directory)
     while pending:
         real = os.path.realpath(path := pending.pop())
         is_above = real != top and top.startswith(os.path.join(real, ""))  # A cycle of links.
         if real in visited or is_above:
             continue
-        visited.add(real)
+        visited[real] = []
         with os.scandir(path) as entries:
             for entry in entries:
                 # Entries know what they are, but raise an error for a link to itself.
@@ -191,7 +201,7 @@ def _files(directory: Path, visited: set[str] | None = None) -> Iterator[tuple[P
                 elif _is_image(entry.name):
                     is_file = os.path.isfile(entry) if is_link else entry.is_file()
                     if is_link and is_file:
-                        visited.add(os.path.realpath(entry))
+                        visited.setdefault(os.path.realpath(entry), []).append(entry.path)
                     yield Path(entry.path), is_file
 
 

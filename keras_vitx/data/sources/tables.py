@@ -2,6 +2,7 @@
 
 import contextlib
 import csv
+import io
 import logging
 import os
 import re
@@ -57,7 +58,7 @@ def load_table(table: Any, separator: str | None = None) -> Dataset:
     for row in rows:
         file = _existing(path.parent, row[file_column])
         values = [row[name] for name in classes], _split(row, split, flags)
-        first = images.setdefault(os.path.abspath(file), (file, *values))
+        first = images.setdefault(os.path.realpath(file), (file, *values))
         if first[1:] != values:
             raise ValueError(
                 "`source` must have one label and split per file; one row may have several labels, "
@@ -102,7 +103,8 @@ def _rows(table: Any, path: Path) -> tuple[list[str], list[dict[str, str]]]:
             "`source` must be a table in UTF-8, or in UTF-16 with a byte-order mark. Received: "
             f'{path} in another encoding. Save it as "CSV UTF-8".'
         )
-    lines = re.sub("^sep=.*\n", "", text).splitlines(keepends=True)  # Excel's first line.
+    text = re.sub("^sep=.*\n", "", text)  # Excel's first line.
+    lines = list(io.StringIO(text, newline=""))  # `splitlines` would also split at U+2028.
     for delimiter in ";\t|,":
         reader = csv.reader(lines, delimiter=delimiter, skipinitialspace=True)
         columns = [name.strip() for name in next(reader, [])]
