@@ -25,15 +25,12 @@ sys.path.append(str(DOCS / "site"))
 found = importlib.import_module("public").find
 PAGES = sorted(DOCS.rglob("*.md"))
 TEXTS = [*PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "weights" / "README.md"]
+each_text = pytest.mark.parametrize("page", TEXTS, ids=lambda p: p.relative_to(ROOT).as_posix())
+CODE = re.compile(r"^```(.*?)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 MODULES = [name for name, value in vars(kv).items()
            if isinstance(value, types.ModuleType) and hasattr(kv.api, name)]  # fmt: skip
 # The last is a function, which has the other public names of its module.
 MODULES += ["analysis.measures", "export"]
-DOCUMENTED = [
-    name
-    for page in PAGES
-    for name in re.findall(r"^::: (\S+)$", page.read_text(), flags=re.MULTILINE)
-]
 
 
 def public_names():
@@ -52,10 +49,11 @@ PUBLIC = list(public_names())
 
 
 def test_the_reference_has_every_public_name_once():
-    documented = [id(found(name)) for name in DOCUMENTED]
+    names = [name for page in PAGES for name in re.findall("^::: (.+)$", page.read_text(), re.M)]
+    documented = [id(found(name)) for name in names]
     missing = [name for name in PUBLIC if id(found(name)) not in documented]
     assert not missing, f"add `::: NAME` to a page of docs/reference: {missing}"
-    assert len(set(DOCUMENTED)) == len(set(documented)) == len(documented)
+    assert len(set(names)) == len(set(documented)) == len(documented)
 
 
 def with_docstrings():
@@ -68,96 +66,66 @@ def with_docstrings():
                 yield f"{name}.{method}"
 
 
-def arguments_of(docstring, section):
-    """The names in the section of a docstring, or None if there is none."""
-    section = re.search(rf"^{section}:\n((?: +.*\n|\n)*)", docstring + "\n", flags=re.MULTILINE)
-    if section is None:
-        return None
-    first = re.findall(r"^    (\S[^:]*): ?", section[1], flags=re.MULTILINE)
-    return [name.lstrip("*") for names in first for name in names.split(", ")]
-
-
 @pytest.mark.parametrize("name", list(with_docstrings()))
 def test_documented_arguments_are_those_of_the_signature(name):
     value = found(name)
     docstring = inspect.getdoc(value)
     assert docstring, f"{name} has no docstring"
     fields = dataclasses.is_dataclass(value) or hasattr(value, "_fields")
-    documented = arguments_of(docstring, "Attributes" if fields else "Args")
-    if documented is None:
+    title = "Attributes" if fields else "Args"
+    section = re.search(rf"^{title}:\n((?: +.*\n|\n)*)", docstring + "\n", re.MULTILINE)
+    if section is None:
         return
+    groups = re.findall(r"^    (\S[^:]*): ?", section[1], re.MULTILINE)
+    documented = [one.lstrip("*") for group in groups for one in group.split(", ")]
     kinds = inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL
     taken = {one: p for one, p in inspect.signature(value).parameters.items() if one != "self"}
     required = [one for one, parameter in taken.items() if parameter.kind not in kinds]
     if "kwargs" in documented:
         # A subclass that says whose arguments the others are.
         documented, required = documented[:-1], []
-    assert [one for one in documented if one not in taken] == []
     assert [one for one in required if one not in documented] == []
-    assert documented == [one for one in taken if one in documented], "another order"
-
-
-each_text = pytest.mark.parametrize("page", TEXTS, ids=lambda p: p.relative_to(ROOT).as_posix())
-LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)")
-
-
-@each_text
-def test_links(page):
-    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
-    for target, anchor in LINK.findall(text):
-        if re.match(r"[a-z]+:", target):
-            continue
-        path = Path(os.path.normpath(page.parent / target)) if target else page
-        assert path.exists(), f"{target} does not exist"
-        if anchor:
-            titles = re.findall(r"^#+ (.+)$", path.read_text(), flags=re.MULTILINE)
-            assert anchor in map(anchor_of, titles), f"{target} has no title #{anchor}"
-
-
-@each_text
-def test_lines_of_code_fit_into_a_page(page):
-    """80 characters; ruff formats Python by docs/ruff.toml. CONTRIBUTING.md shows files."""
-    if page.name == "CONTRIBUTING.md":
-        return
-    blocks = re.findall(r"^```(?:python|py|sh|js)\n(.*?)^```", page.read_text(), re.M | re.S)
-    assert [line for block in blocks for line in block.splitlines() if len(line) > 80] == []
+    assert documented == [one for one in taken if one in documented], "unknown, or another order"
 
 
 def anchor_of(title):
     return re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", title.lower())).strip("-")
 
 
-def test_pages_import_the_package_before_keras():
-    """It chooses the backend that is installed; Keras alone takes TensorFlow."""
-    for page in PAGES:
-        cells = re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
-        for cell in cells:
-            found = re.findall(r"^(?:import|from) (keras\w*)", cell, re.MULTILINE)
-            assert "keras_vitx" not in found[1:] or found[0] == "keras_vitx", (page, cell)
-
-
-def test_every_page_is_in_the_navigation():
-    listed = re.findall(r": (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), flags=re.MULTILINE)
-    assert len(set(listed)) == len(listed)
-    own = {page.relative_to(DOCS).as_posix() for page in PAGES}
-    assert set(listed) == own | {"changelog.md", "contributing.md", "checkpoints.md"}
+@each_text
+def test_links_lead_to_files_and_titles(page):
+    links = re.findall(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)", CODE.sub("", page.read_text()))
+    for target, anchor in links:
+        if re.match(r"[a-z]+:", target):
+            continue
+        path = Path(os.path.normpath(page.parent / target)) if target else page
+        assert path.exists(), f"{target} does not exist"
+        if anchor:
+            titles = re.findall(r"^#+ (.+)$", path.read_text(), re.MULTILINE)
+            assert anchor in map(anchor_of, titles), f"{target} has no title #{anchor}"
 
 
 @each_text
-def test_names_in_texts_exist(page):
-    """Names such as `kv.fit`, and those of commands and families, are spelled as they are."""
-    text = page.read_text()
-    # `My...` is the reader's own.
-    for path in re.findall(r"\bkv\.((?!My)[A-Za-z]\w*(?:\.[A-Za-z]\w*)*)", text):
-        value = kv
-        for name in path.split("."):
-            if not isinstance(value, types.ModuleType | type):
-                break
-            assert hasattr(value, name), f"kv.{path}"
-            value = getattr(value, name)
-    prose = re.sub(r"^```.*?^```|`[^`]*`|\]\([^)]*\)", "", text, flags=re.DOTALL | re.MULTILINE)
-    for written in re.findall(rf"\b(?:{SPELLED})\b", prose, flags=re.IGNORECASE):
-        assert written in SPELLED.split("|")
+def test_lines_of_code_fit_into_a_page(page):
+    """80 characters; ruff formats Python by docs/ruff.toml. CONTRIBUTING.md shows files."""
+    if page.name != "CONTRIBUTING.md":
+        blocks = CODE.findall(page.read_text())
+        shown = [text for language, text in blocks if language in ("python", "py", "sh", "js")]
+        assert [line for text in shown for line in text.splitlines() if len(line) > 80] == []
+
+
+def test_pages_import_the_package_before_keras():
+    """It chooses the backend that is installed; Keras alone takes TensorFlow."""
+    for page in PAGES:
+        for _, cell in CODE.findall(page.read_text()):
+            names = re.findall(r"^(?:import|from) (keras\w*)", cell, re.MULTILINE)
+            assert "keras_vitx" not in names[1:] or names[0] == "keras_vitx", (page, cell)
+
+
+def test_every_page_is_in_the_navigation():
+    listed = re.findall(r": (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    own = [page.relative_to(DOCS).as_posix() for page in PAGES]
+    assert sorted(listed) == sorted([*own, "changelog.md", "contributing.md", "checkpoints.md"])
 
 
 SPELLED = (
@@ -169,17 +137,32 @@ SPELLED = (
 )
 
 
+@each_text
+def test_names_in_texts_exist(page):
+    """Names such as `kv.fit`, and those of commands and families, are spelled as they are."""
+    # `My...` is the reader's own.
+    for path in re.findall(r"\bkv\.((?!My)[A-Za-z]\w*(?:\.[A-Za-z]\w*)*)", page.read_text()):
+        value = kv
+        for name in path.split("."):
+            if not isinstance(value, types.ModuleType | type):
+                break
+            assert hasattr(value, name), f"kv.{path}"
+            value = getattr(value, name)
+    prose = re.sub(r"`[^`]*`|\]\([^)]*\)", "", CODE.sub("", page.read_text()))
+    for written in re.findall(rf"\b(?:{SPELLED})\b", prose, re.IGNORECASE):
+        assert written in SPELLED.split("|")
+
+
 @pytest.fixture
 def running():
     return importlib.import_module("running")
 
 
 def test_a_page_is_run_and_becomes_a_notebook(tmp_path, running):
-    pictures = tmp_path / "photographs"
+    pictures, page = tmp_path / "photographs", tmp_path / "guides" / "page.md"
     pictures.mkdir()
-    Image.new("RGB", (4, 4), "red").save(pictures / "cat.png")
-    page = tmp_path / "guides" / "page.md"
     page.parent.mkdir()
+    Image.new("RGB", (4, 4), "red").save(pictures / "cat.png")
     page.write_text(
         f"{running.HEADER}# Title\n\nSee [another](other.md).\n\n"
         "```python\nprint(1 + 1)\n3 * 3\n```\n\n"
@@ -191,14 +174,11 @@ def test_a_page_is_run_and_becomes_a_notebook(tmp_path, running):
     assert "```{.text .output}\n2\n9\n```" in written
     assert "![cat](page-cat.png)" in written and (page.parent / "page-cat.png").exists()
     assert "[cat.png](../photographs/cat.png)" in written
-    notebook = json.loads((page.parent / "page.ipynb").read_text())
-    text, setup, *cells = notebook["cells"]
-    assert text["source"] == "# Title\n\nSee another."
-    assert "chelsea.png" in setup["source"]
+    text, setup, *cells = json.loads((page.parent / "page.ipynb").read_text())["cells"]
+    assert text["source"] == "# Title\n\nSee another." and "chelsea.png" in setup["source"]
     assert [cell["execution_count"] for cell in (setup, *cells)] == [1, 2, 3]
-    printed, value = cells[0]["outputs"]
+    (printed, value), (shown,) = (cell["outputs"] for cell in cells)
     assert (printed["text"], value["data"]) == ("2\n", {"text/plain": "9"})
-    (shown,) = cells[1]["outputs"]
     assert base64.b64decode(shown["data"]["image/png"]) == (pictures / "cat.png").read_bytes()
     # The cell shows the picture when it is run in Jupyter, too.
     ends = ast.parse(cells[1]["source"]).body[-1]
@@ -223,21 +203,16 @@ ANSWERS = {
     "index": "KERAS_BACKEND; pip install",
     "export": "ONNX; TFLite; opset; FastAPI; docker",
 }  # fmt: skip
+INDEX = ROOT / "site" / "search.json"
 
 
-def answers():
-    return [(page, word) for page, words in ANSWERS.items() for word in words.split("; ")]
-
-
-@pytest.mark.parametrize("page, word", answers())
-def test_a_page_has_what_newcomers_search_for(page, word):
-    assert word.lower() in " ".join((DOCS / f"{page}.md").read_text().lower().split())
-
-
-@pytest.mark.skipif(not (ROOT / "site" / "search.json").exists(), reason="the site is not built")
-def test_the_index_of_the_search_has_these_words_by_page():
-    items = json.loads((ROOT / "site" / "search.json").read_text())["items"]
-    for page, word in answers():
+@pytest.mark.parametrize("page", ANSWERS)
+def test_a_page_has_what_newcomers_search_for(page):
+    texts = [(DOCS / f"{page}.md").read_text()]
+    if INDEX.exists():  # The site is built.
+        items = json.loads(INDEX.read_text())["items"]
         own = [item for item in items if item["location"].startswith(f"{page}.html")]
-        texts = [re.sub("<[^>]+>", "", f"{item['title']} {item['text']}") for item in own]
-        assert any(word.lower() in " ".join(text.lower().split()) for text in texts), (page, word)
+        texts += [re.sub("<[^>]+>", "", " ".join(f"{one['title']} {one['text']}" for one in own))]
+    for text in texts:
+        words = " ".join(text.lower().split())
+        assert [word for word in ANSWERS[page].split("; ") if word.lower() not in words] == []
