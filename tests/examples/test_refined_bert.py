@@ -8,7 +8,6 @@ import keras
 import numpy as np
 import pytest
 from harness import ROOT, array, close
-from tokenizers.implementations import BertWordPieceTokenizer
 
 from keras_vitx.layers import Attention, RefinedAttention
 
@@ -36,10 +35,11 @@ def tiny(attention=Attention, **changes):
 
 def test_parameters_of_bert_small():
     """14 M in Refiner, Table 6, with and without the refiner."""
-    plain = program.bert(Attention, 30522, **program.SMALL)
-    assert plain.count_params() == 13_483_008
-    refined = program.bert(RefinedAttention, 30522, **program.SMALL)
-    assert refined.count_params() - plain.count_params() == 12 * (4 * 12 + 12 * 9 + 12 * 4)
+    plain, refined = (
+        program.bert(attention, 30522, **program.SMALL).count_params()
+        for attention in (Attention, RefinedAttention)
+    )
+    assert plain == 13_483_008 and refined - plain == 12 * (4 * 12 + 12 * 9 + 12 * 4)
 
 
 @pytest.fixture(scope="module")
@@ -67,31 +67,26 @@ def peer():
 
 def copied(state, layer, *names):
     """Give a layer the weights of `transformers`, several side by side."""
-    values = [
-        np.concatenate([state[f"{name}.{part}"].T for name in names], axis=-1)
-        for part in ("weight", "bias")
-    ]
-    layer.set_weights(values)
+    parts = ([state[f"{name}.{part}"].T for name in names] for part in ("weight", "bias"))
+    layer.set_weights([np.concatenate(part, axis=-1) for part in parts])
 
 
 def load(network, state):
     """Copy the weights of ELECTRA to a network of `bert`."""
-    prefix = "electra.embeddings"
+    of, prefix = network.get_layer, "electra.embeddings"
     for name, layer in (("word", "token"), ("position", "position"), ("token_type", "segment")):
-        network.get_layer(layer).set_weights([state[f"{prefix}.{name}_embeddings.weight"]])
-    copied(state, network.get_layer("norm"), f"{prefix}.LayerNorm")
-    copied(state, network.get_layer("proj"), f"{prefix}_project")
-    for index in range(12):
-        prefix = f"electra.encoder.layer.{index}"
-        names = ("attn", "mlp", "norm1", "norm2")
-        attention, mlp, norm1, norm2 = (network.get_layer(f"{name}_{index}") for name in names)
+        of(layer).set_weights([state[f"{prefix}.{name}_embeddings.weight"]])
+    copied(state, of("norm"), f"{prefix}.LayerNorm")
+    copied(state, of("proj"), f"{prefix}_project")
+    for i in range(12):
+        prefix = f"electra.encoder.layer.{i}"
         own = [f"{prefix}.attention.self.{part}" for part in ("query", "key", "value")]
-        copied(state, attention.qkv, *own)
-        copied(state, attention.proj, f"{prefix}.attention.output.dense")
-        copied(state, norm1, f"{prefix}.attention.output.LayerNorm")
-        copied(state, mlp.fc1, f"{prefix}.intermediate.dense")
-        copied(state, mlp.fc2, f"{prefix}.output.dense")
-        copied(state, norm2, f"{prefix}.output.LayerNorm")
+        copied(state, of(f"attn_{i}").qkv, *own)
+        copied(state, of(f"attn_{i}").proj, f"{prefix}.attention.output.dense")
+        copied(state, of(f"norm1_{i}"), f"{prefix}.attention.output.LayerNorm")
+        copied(state, of(f"mlp_{i}").fc1, f"{prefix}.intermediate.dense")
+        copied(state, of(f"mlp_{i}").fc2, f"{prefix}.output.dense")
+        copied(state, of(f"norm2_{i}"), f"{prefix}.output.LayerNorm")
 
 
 def test_parity_with_transformers(peer):
@@ -119,8 +114,7 @@ def test_parity_with_transformers(peer):
     copied(state, model.get_layer("transform"), "generator_predictions.dense")
     copied(state, model.get_layer("masked_norm"), "generator_predictions.LayerNorm")
     positions = np.broadcast_to(np.arange(12, dtype="int32"), (3, 12))
-    found = array(model([*inputs, positions]))
-    close(found[real], masked[real], 1e-5, "masked tokens")
+    close(array(model([*inputs, positions]))[real], masked[real], 1e-5, "masked tokens")
 
 
 def test_padding_does_not_matter():
@@ -132,7 +126,7 @@ def test_padding_does_not_matter():
     close(array(network(short))[0], y[1, :7])
 
 
-def test_masked_tokens(tokenizer):
+def test_tokens_are_masked_anew_in_each_epoch(tokenizer):
     ids = program.pack(TEXT, tokenizer, 16)
     data = program.MaskedTexts(ids, tokenizer, batch_size=8, share=0.3)
     (seen, _, mask, positions), labels, weights = data[0]
@@ -140,36 +134,30 @@ def test_masked_tokens(tokenizer):
     assert not np.isin(labels[weights > 0], kept).any()
     changed = np.take_along_axis(seen, positions, axis=1) != labels
     assert 0.6 < changed[weights > 0].mean() < 1 and not changed[weights == 0].any()
-    assert ((seen != kept[0]) == mask).all()
-    again = data[0]
-    assert (again[0][0] == seen).all()
+    assert ((seen != kept[0]) == mask).all() and (data[0][0][0] == seen).all()
     data.on_epoch_end()
     assert (data[0][0][0] != seen).any()
 
 
 def test_texts_are_framed_cut_and_padded(tokenizer):
-    assert isinstance(tokenizer, BertWordPieceTokenizer)
     ids, segments, mask = program.encode(tokenizer, ["the cat", "the " * 30], ["a dog"] * 2, 12)
     first, last = map(tokenizer.token_to_id, ("[CLS]", "[SEP]"))
     assert ids.shape == (2, 12) and (ids[:, 0] == first).all()
     assert (ids == last).sum(1).tolist() == [2, 2]
-    assert mask[1].all() and not mask[0, -1]
-    assert segments[0].sum() > 0
+    assert mask[1].all() and not mask[0, -1] and segments[0].sum() > 0
 
 
-@pytest.mark.parametrize("name", ["stsb", "mnli", "cola"])
-def test_tasks_of_glue(name, tokenizer, monkeypatch):
-    """A network learns a task from the rows that tensorflow-datasets gives."""
-    outputs = {"stsb": 1, "mnli": 3}.get(name, 2)
+@pytest.mark.parametrize("name, outputs", [("stsb", 1), ("mnli", 3), ("cola", 2)])
+def test_tasks_of_glue_are_learned(name, outputs, tokenizer, monkeypatch):
+    """From the rows that tensorflow-datasets gives."""
     words = ["the cat", "a dog", "red mat"]
 
     def rows(dataset, split):
         assert dataset == f"glue/{name}"
         assert split in ("train", "validation_matched" if name == "mnli" else "validation")
         for label in list(range(max(2, outputs))) * 8:
-            yield {"label": label} | {
-                column: words[label].encode() for column in program.GLUE[name]
-            }
+            texts = {column: words[label].encode() for column in program.GLUE[name]}
+            yield {"label": label, **texts}
 
     fake = types.SimpleNamespace(load=rows, as_numpy=lambda rows: rows)
     monkeypatch.setitem(sys.modules, "tensorflow_datasets", fake)
@@ -182,17 +170,16 @@ def test_tasks_of_glue(name, tokenizer, monkeypatch):
     assert score > (0.5 if name == "mnli" else 0.9)
 
 
-def test_run(capsys, monkeypatch):
+def test_a_run_prints_a_row_for_both_attentions(capsys, monkeypatch):
     sizes = {"dim": 16, "depth": 1, "num_heads": 2, "embedding_dim": 8}
     monkeypatch.setattr(program, "MINI", sizes)
-    words = ["--libraries", "keras_vitx", "rich", "--seeds", "1", "--epochs", "1", "--length", "16"]
     monkeypatch.setattr(program, "LABELED", (16, 8))
-    program.main([*words, "--vocabulary", "500"])
+    words = "--libraries keras_vitx rich --seeds 1 --epochs 1 --length 16 --vocabulary 500"
+    program.main(words.split())
     rows = [line.split("|") for line in capsys.readouterr().out.splitlines() if "seed 0" in line]
     assert [row[1].strip() for row in rows] == ["plain, seed 0", "refined, seed 0"]
     plain, refined = (int(row[2].replace(",", "")) for row in rows)
     assert plain < refined
-    for row in rows:
-        assert 0 < float(row[3]) < 7 and 0 <= float(row[5]) <= 100
+    assert all(0 < float(row[3]) < 7 and 0 <= float(row[5]) <= 100 for row in rows)
     with pytest.raises(SystemExit, match="'numpi' is not installed"):
         program.main(["--libraries", "numpi"])
