@@ -88,15 +88,9 @@ class Log(TorchDispatchMode):
         return out
 
     def report(self):
-        return {
-            "kernels": self.kernels.total(),
-            "casts": self.kernels["_to_copy"],
-            "copies": self.kernels["clone"] + self.kernels["copy_"],
-            "bytes": self.bytes,
-            "waits": dict(self.waits),
-            "mixed": dict(self.mixed),
-            "most": self.kernels.most_common(12),
-        }
+        counts = {"kernels": self.kernels.total(), "casts": self.kernels["_to_copy"]}
+        places = {"waits": dict(self.waits), "mixed": dict(self.mixed)}
+        return counts | places | {"bytes": self.bytes, "most": self.kernels.most_common(12)}
 
 
 def place():
@@ -132,10 +126,10 @@ def one_kernel_attention():
 
     plain = torch.nn.functional.scaled_dot_product_attention
 
-    def attention(query, key, value, attn_mask=None, *args, **kwargs):
-        if attn_mask is None and not args and not kwargs:
+    def attention(query, key, value, attn_mask=None, **options):
+        if attn_mask is None and not options:
             return Attention.apply(query, key, value)
-        return plain(query, key, value, attn_mask, *args, **kwargs)
+        return plain(query, key, value, attn_mask, **options)
 
     torch.nn.functional.scaled_dot_product_attention = attention
     return library
@@ -182,10 +176,9 @@ def measure(make, policy, batch=2):
         if policy == "float32":
             with logs["passes"]:
                 model(images, training=True).sum().backward()
-        with Log():  # The first step makes the variables of the optimizer.
-            model.train_step((images, labels))
-        with logs["step"]:
-            model.train_step((images, labels))
+        for log in (Log(), logs["step"]):  # The first step makes the variables of the optimizer.
+            with log:
+                model.train_step((images, labels))
         paths = [v.path for v in model.trainable_variables]
         weights = sum("head" not in path for path in paths)
         return {"weights": weights} | {stage: log.report() for stage, log in logs.items()}

@@ -2,43 +2,33 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from devices.zoo import TINY
-from harness import BACKEND, ROOT
+from devices.zoo import TINY, run_script
+from harness import BACKEND
 
 if BACKEND != "jax":
     pytest.skip("compiled by JAX", allow_module_level=True)
 
-SCRIPT = Path(__file__).with_name("virtual_devices.py")
-
 
 def measured(choice, families):
+    script = Path(__file__).with_name("virtual_devices.py")
     flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), choice, ",".join(families)],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "XLA_FLAGS": flags},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return dict(map(json.loads, done.stdout.splitlines()))
+    done = run_script(script, choice, ",".join(families), XLA_FLAGS=flags)
+    return map(json.loads, done.stdout.splitlines())
 
 
 def test_copies_of_the_model_reduce_gradients_only():
     # CB-ViT adds a mean over tokens to the layers of ViT.
-    for family, found in measured("data", [name for name in TINY if name != "CBViT"]).items():
+    for family, found in measured("data", [name for name in TINY if name != "CBViT"]):
         assert set(found["collectives"]) == {"all-reduce"}, family
         # Statistics of normalizations and the loss are a few numbers.
         assert found["collectives"]["all-reduce"][1] < 1.02 * found["weights"] + 4096, family
 
 
 def test_sharded_weights_travel_and_activations_do_not():
-    for family, found in measured("shards", ("CaiT", "ConViT")).items():
+    for family, found in measured("shards", ("CaiT", "ConViT")):
         sent = found["collectives"]
         assert set(sent) <= {"all-gather", "all-reduce", "reduce-scatter"}, family
         # Forward and backward; the loop is written once for all of its blocks.

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 from devices.zoo import TINY
-from harness import BACKEND
+from harness import BACKEND, precision
 
 if BACKEND != "torch":
     pytest.skip("run once, by the backend that starts fastest", allow_module_level=True)
@@ -20,12 +20,9 @@ REFINED = {"mixed_bfloat16": 0.08, "mixed_float16": 0.02}
 
 def gradients(family, policy, weights=None):
     """Return the model's weights and the gradients of a loss of two images."""
-    keras.config.set_dtype_policy(policy)
-    try:
-        keras.utils.set_random_seed(0)
+    keras.utils.set_random_seed(0)
+    with precision(policy):
         model = TINY[family](drop_path=0.0, classifier_activation=None)
-    finally:
-        keras.config.set_dtype_policy("float32")
     if weights is None:
         for variable in model.trainable_variables:
             # At the start, its maps are uniform up to the rounding of half precision.
@@ -41,7 +38,7 @@ def gradients(family, policy, weights=None):
 
 
 @pytest.mark.parametrize("family", TINY)
-def test_gradients(family):
+def test_gradients_are_those_in_float32(family):
     weights, wanted = gradients(family, "float32")
     for policy, bound in (REFINED if family == "RefinedViT" else BOUNDS).items():
         _, found = gradients(family, policy, weights)

@@ -7,6 +7,7 @@ The layers run as on a GPU or TPU, not as on a CPU.
 """
 
 import json
+import math
 import re
 import sys
 from collections import Counter
@@ -24,10 +25,9 @@ WIDTHS = {"f32": 4, "bf16": 2, "s32": 4, "u32": 4, "pred": 1, "s64": 8, "u8": 1}
 CHOICES = {"data": {}, "shards": {"shard_weights": True}}
 
 
-def step_of(model, batch=BATCH):
-    """Return the compiled training step of Keras, and its arguments."""
-    images = np.zeros((batch, *model.input_shape[1:]), "float32")
-    data = images, np.zeros(batch, "int32")
+def step_of(model):
+    """Return the compiled training step of Keras, and its state."""
+    data = np.zeros((BATCH, *model.input_shape[1:]), "float32"), np.zeros(BATCH, "int32")
     kv.keras_internals.build_training(compiled(model), data)
     variables = model.trainable_variables, model.non_trainable_variables
     variables = *variables, model.optimizer.variables, model.metrics_variables
@@ -45,13 +45,10 @@ def collectives(text):
     counts, sizes = Counter(), Counter()
     for line in text.splitlines():
         if match := re.search(rf"= (.*?) ({KINDS})(?:-start)?\(", line):
-            shapes = re.findall(r"(\w+)\[([\d,]*)\]", match[1])
-            size = sum(
-                WIDTHS.get(kind, 0) * int(np.prod([int(n) for n in sides.split(",") if n]))
-                for kind, sides in shapes
-            )
             counts[match[2]] += 1
-            sizes[match[2]] += size
+            for kind, sides in re.findall(r"(\w+)\[([\d,]*)\]", match[1]):
+                size = math.prod(map(int, re.findall(r"\d+", sides)))
+                sizes[match[2]] += WIDTHS.get(kind, 0) * size
     return {kind: (counts[kind], sizes[kind]) for kind in counts}
 
 

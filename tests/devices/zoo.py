@@ -1,6 +1,10 @@
-"""The models that the device checks run: the smallest size of every family."""
+"""The models that the device checks run, and how their scripts are run."""
 
-import functools
+import os
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
 
 import keras_vitx as kv
 
@@ -16,26 +20,28 @@ SMALLEST = {
 }
 # Kernels of a forward and a backward pass in float32, of timm 1.0.31 on the fake device.
 TIMM = {"ViT": 478, "CaiT": 2012, "ConViT": 1020}
-TINY_SIZES = {
-    "ViT": (kv.ViT, {"dim": 32, "depth": 2, "num_heads": 2}),
-    "CaiT": (kv.CaiT, {"dim": 32, "depth": 2, "num_heads": 2}),
-    "ConViT": (kv.ConViT, {"dim": 36, "depth": 4, "num_heads": 4, "local_depth": 2}),
-    "DeepViT": (kv.DeepViT, {"dim": 32, "depth": 2, "num_heads": 2}),
-    "RefinedViT": (kv.RefinedViT, {"dim": 32, "depth": 3, "num_heads": 2}),
-    "CBViT": (kv.CBViT, {"dim": 32, "depth": 2, "num_heads": 2}),
-    "PiT": (kv.PiT, {"dims": (32, 64), "depths": (2, 2), "num_heads": (2, 4), "stride": 4}),
-    "Mixer": (kv.Mixer, {"dim": 32, "depth": 2}),
-}
 TASK = {"patch_size": 8, "input_shape": (32, 32, 3), "classes": 10, "drop_path": 0.1}
-
-
-def tiny(family, **changes):
-    """Return a model with at least two blocks of each kind, as the loop over depth needs them."""
-    make, size = TINY_SIZES[family]
-    return make(**{**TASK, **size, **changes})
-
-
-TINY = {family: functools.partial(tiny, family) for family in TINY_SIZES}
+SIZE = {**TASK, "dim": 32, "depth": 2, "num_heads": 2}
+CONVIT = {"dim": 36, "depth": 4, "num_heads": 4, "local_depth": 2}
+# At least two blocks of each kind, as the loop over depth needs them.
+TINY = {
+    "ViT": partial(kv.ViT, **SIZE),
+    "CaiT": partial(kv.CaiT, **SIZE),
+    "ConViT": partial(kv.ConViT, **SIZE | CONVIT),
+    "DeepViT": partial(kv.DeepViT, **SIZE),
+    "RefinedViT": partial(kv.RefinedViT, **SIZE | {"depth": 3}),
+    "CBViT": partial(kv.CBViT, **SIZE),
+    "PiT": partial(kv.PiT, **TASK, dims=(32, 64), depths=(2, 2), num_heads=(2, 4), stride=4),
+    "Mixer": partial(kv.Mixer, **TASK, dim=32, depth=2),
+}
+# One block of each kind, which compiles faster.
+SHALLOW = {
+    **{family: {"depth": 1} for family in ("ViT", "DeepViT", "CBViT", "Mixer")},
+    "CaiT": {"depth": 1, "class_depth": 1},
+    "ConViT": {"depth": 2, "local_depth": 1},
+    "RefinedViT": {},
+    "PiT": {"depths": (1, 1)},
+}
 
 
 def compiled(model):
@@ -47,3 +53,17 @@ def compiled(model):
         jit_compile="auto",
     )
     return model
+
+
+def run_script(script, *words, check=True, **environment):
+    """Run a script in a process of its own."""
+    environment = {"PYTHONPATH": str(Path(__file__).parents[2]), **environment}
+    done = subprocess.run(
+        [sys.executable, str(script), *map(str, words)],
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    assert not check or done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done

@@ -1,0 +1,64 @@
+"""The compilers of PyTorch and TensorFlow take every family, forward and in training."""
+
+import keras
+import numpy as np
+import pytest
+from devices.zoo import SHALLOW, TINY
+from harness import BACKEND, array, precision
+
+IMAGES = np.random.default_rng(0).standard_normal((2, 32, 32, 3), "float32")
+# Of the largest output, and of the loss after two steps. XLA rounds half precision elsewhere.
+BOUNDS = {"float32": 1e-5, "mixed_bfloat16": 0.05, "mixed_float16": 0.01}
+
+
+# What training compiles has what inference compiles; a few families for the outputs.
+@pytest.mark.skipif(BACKEND != "torch", reason="compiled by PyTorch")
+@pytest.mark.parametrize(
+    ("family", "training"),
+    [*((name, True) for name in TINY), ("ConViT", False), ("RefinedViT", False)],
+)
+def test_torch_compiles_one_graph_for_any_number_of_images(family, training):
+    import torch
+    from torch._dynamo.utils import counters
+
+    torch.compiler.reset()
+    counters.clear()
+    model = TINY[family](**SHALLOW[family])
+    compiled = torch.compile(lambda x: model(x, training=training), fullgraph=True, backend="eager")
+    for images in (2, 3, 5, 7):
+        x = torch.randn(images, *model.input_shape[1:])
+        if training:
+            compiled(x).sum().backward()
+            assert all(v.value.grad is not None for v in model.trainable_variables)
+        else:
+            with torch.no_grad():
+                np.testing.assert_allclose(array(compiled(x)), array(model(x)), 1e-4, 1e-5)
+    # An unknown number of images makes the second graph.
+    assert counters["stats"]["unique_graphs"] <= 2
+
+
+def outputs_and_losses(family, policy, jit_compile):
+    """Return the outputs, and the losses of two steps of training."""
+    keras.utils.set_random_seed(0)
+    with precision(policy):
+        model = TINY[family](**SHALLOW[family], drop_path=0.0)
+    model.compile("sgd", "sparse_categorical_crossentropy", jit_compile=jit_compile)
+    outputs = model.predict(IMAGES, verbose=0)
+    return outputs, [float(model.train_on_batch(IMAGES, np.array([3, 7]))) for _ in range(2)]
+
+
+@pytest.mark.skipif(BACKEND != "tensorflow", reason="compiled by TensorFlow")
+@pytest.mark.parametrize(
+    ("family", "policy"),
+    [
+        *((family, "float32") for family in TINY),
+        *((family, "mixed_bfloat16") for family in ("CaiT", "ConViT", "DeepViT", "RefinedViT")),
+        ("CaiT", "mixed_float16"),
+    ],
+)
+def test_tensorflow_by_xla_is_as_without(family, policy):
+    found, wanted = (
+        outputs_and_losses(family, policy, jit_compile) for jit_compile in (True, False)
+    )
+    for ours, theirs in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=BOUNDS[policy] * np.max(theirs))
