@@ -17,10 +17,14 @@ import numpy as np
 SECONDS, MAX_RUNS = 0.5, 30
 """Limits of the measurement of a latency."""
 
+LOCK = threading.Lock()
+"""Held while a file is opened: `torch.export.load` has one state for all threads."""
+
 
 def load(format, path):
     """Return a thread-safe function, on the CPU, from images to float32 outputs by name."""
-    return globals()[f"_{format}"](str(path))
+    with LOCK:
+        return globals()[f"_{format}"](str(path))
 
 
 def _saved_model(path):
