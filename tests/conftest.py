@@ -68,6 +68,14 @@ def fixed_seeds():
     assert keras.config.dtype_policy().name == "float32", "a test left another precision behind"
 
 
+@pytest.fixture(scope="session")
+def classifier():
+    """A tiny ViT, which no test changes."""
+    from harness import FAMILIES
+
+    return FAMILIES["ViT"]()
+
+
 @pytest.fixture
 def downloads(tmp_path, monkeypatch):
     """Random weights in place of the hub's."""
@@ -88,6 +96,13 @@ def downloads(tmp_path, monkeypatch):
     # A function of the package shadows the module.
     monkeypatch.setattr(sys.modules["keras_vitx.weights.load"], "download", download)
     return made
+
+
+@pytest.fixture
+def empty(tmp_path):
+    """A directory into which nothing may be written."""
+    yield tmp_path
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.fixture

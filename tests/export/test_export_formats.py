@@ -1,19 +1,41 @@
 """Each format from the backend of this run, opened in its own runtime."""
 
 import dataclasses
+import itertools
 import json
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from importlib.util import find_spec
 
 import keras
 import numpy as np
 import pytest
-from harness import BACKEND, FAMILIES, ROOT, array, close, precision, randomize
+from harness import (
+    BACKEND,
+    FAMILIES,
+    FAMILIES_HERE,
+    ROOT,
+    array,
+    close,
+    numbers,
+    precision,
+    randomize,
+    randomized,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import keras_vitx as kv
+from keras_vitx.export import runtimes
 from keras_vitx.export.formats import FORMATS
 from keras_vitx.export.graph import output_names, with_outputs
 from keras_vitx.keras_internals import sublayers
+from keras_vitx.losses import SmoothedCrossentropy
 
+WRITTEN_HERE = [
+    format.name
+    for format in FORMATS.values()
+    if format.backend == BACKEND and all(map(find_spec, format.needs))
+]
 OWN = {"tensorflow": "saved_model", "jax": "stablehlo", "torch": "torch"}[BACKEND]
 on_tensorflow = pytest.mark.skipif(BACKEND != "tensorflow", reason="TensorFlow writes it")
 on_torch = pytest.mark.skipif(BACKEND != "torch", reason="PyTorch writes it")
@@ -24,21 +46,30 @@ def exported_to(directory, model, format, **options):
     return kv.export(model, path, format, verbose=False, **options)
 
 
-def randomized(name, **options):
-    model = FAMILIES[name](**options)
-    randomize(model)
-    return model
-
-
 def operations_of(path):
     import onnx
 
     return [node.op_type for node in onnx.load(path).graph.node]
 
 
+@pytest.fixture(scope="module")
+def trained():
+    """A compiled model after training, with optimizer state, all far from initial values."""
+    model = FAMILIES["CaiT"](depth=2, layer_scale=1.0, input_shape=(32, 16, 3))
+    model.compile("adam", SmoothedCrossentropy(0.1), metrics=["accuracy"])
+    model.optimizer.build(model.trainable_variables)
+    for seed, weight in enumerate(model.weights):
+        weight.assign(weight + numbers(weight.shape, seed, 0.3))
+    model.optimizer.iterations.assign(7)
+    return model
+
+
 @pytest.mark.parametrize("format", FORMATS)
-def test_format(format, trained, values, images, tmp_path):
-    before = values(trained)
+def test_a_file_of_every_format_from_every_backend(format, trained, tmp_path):
+    def values():
+        return [array(each.value) for each in (*trained.variables, *trained.optimizer.variables)]
+
+    before = values()
     exported = exported_to(tmp_path, trained, format)
     path = exported.path
     # Outputs were compared for one image and for eight, in a process without Keras.
@@ -46,8 +77,9 @@ def test_format(format, trained, values, images, tmp_path):
     assert exported.outputs == ("probabilities",) and exported.not_fused is None
     # Of images that are to be normalized before, with what.
     described = {"shape": [None, 32, 16, 3], "dtype": "float32"}
-    described["preprocessing"] = trained.preprocessing.to_dict()
-    assert exported.inputs == {"images": described}
+    assert exported.inputs == {
+        "images": {**described, "preprocessing": trained.preprocessing.to_dict()}
+    }
     files = [file for file in tmp_path.rglob("*") if file.is_file() and file.suffix != ".json"]
     assert exported.size == sum(file.stat().st_size for file in files)
     record = path.with_name(f"{path.name}.json") if path.suffix else path / "export.json"
@@ -61,30 +93,41 @@ def test_format(format, trained, values, images, tmp_path):
     if format == BACKEND == "torch":
         import torch
 
-        program = torch.export.load(path)
         # Neither casts to a tensor's own dtype nor this machine's paths.
-        assert not any("aten.to" in str(node.target) for node in program.graph.nodes)
+        graph = torch.export.load(path).graph
+        assert not any("aten.to" in str(node.target) for node in graph.nodes)
         assert str(ROOT).encode() not in path.read_bytes()
     # The model is as it was. Equal outputs for all images would make the comparison meaningless.
-    for value, old in zip(values(trained), before, strict=True):
+    for value, old in zip(values(), before, strict=True):
         np.testing.assert_array_equal(value, old)
     assert {layer.dtype_policy.name for layer in trained.layers} == {"float32"}
-    assert array(trained(images(3))).std(axis=0).max() > 1e-3
+    assert array(trained(numbers((3, 32, 16, 3)))).std(axis=0).max() > 1e-3
 
 
-@pytest.mark.parametrize("format", ["litert", "onnx"])
-@pytest.mark.parametrize("family", [name for name in FAMILIES if name != "CaiT"])
-def test_families(format, family, tmp_path):
-    if FORMATS[format].backend != BACKEND:
-        pytest.skip(f"{FORMATS[format].backend} writes it")
-    exported_to(tmp_path, randomized(family), format)
+@pytest.mark.parametrize("family", FAMILIES if BACKEND == "tensorflow" else FAMILIES_HERE)
+@settings(max_examples=2)
+@given(
+    size=st.sampled_from(list(itertools.product((16, 24, 32), repeat=2))),
+    classes=st.integers(2, 9),
+    batch=st.integers(1, 12),
+    outputs=st.sampled_from(("logits", "probabilities")),
+)
+def test_any_model_of_any_size_takes_any_batch(
+    family, tmp_path_factory, size, classes, batch, outputs
+):
+    model = randomized(family, input_shape=(*size, 3), classes=classes)
+    images = numbers((batch, *size, 3))
+    expected = array(with_outputs(model, "softmax", outputs)(images))
+    for format in WRITTEN_HERE:
+        directory = tmp_path_factory.mktemp(format)
+        path = exported_to(directory, model, format, outputs=outputs, verify=False).path
+        close(runtimes.load(format, path)(images)[outputs], expected, 5e-5, format)
 
 
-@on_torch
-def test_an_operation_that_onnx_lacks_is_decomposed(tmp_path):
+def functional(activation=None):
     images = keras.Input((8, 8, 3))
-    x = keras.layers.Lambda(lambda x: keras.ops.logaddexp(x, 2.0 * x))(images)
-    assert exported_to(tmp_path, keras.Model(images, x), "onnx").difference <= 1e-5
+    x = keras.layers.GlobalAveragePooling2D()(images)
+    return keras.Model(images, keras.layers.Dense(4, activation=activation, name="a")(x))
 
 
 @pytest.mark.parametrize(
@@ -115,69 +158,42 @@ def test_several_image_sizes_share_their_weights(tmp_path):
     weights = "variables/variables.data-00000-of-00001"
     sizes = [(each.path / weights).stat().st_size for each in (one, two)]
     assert sizes[1] < 1.2 * sizes[0]
-    served = tf.saved_model.load(two.path).signatures["serve_26x21"]
-    images = np.random.default_rng(0).normal(size=(2, 26, 21, 3)).astype("float32")
-    expected = array(model.at_size((26, 21))(images))
-    close(served(images=tf.constant(images))["probabilities"].numpy(), expected)
+    served, images = tf.saved_model.load(two.path), numbers((2, 26, 21, 3))
+    found = served.signatures["serve_26x21"](images=tf.constant(images))["probabilities"]
+    close(array(found), array(model.at_size((26, 21))(images)))
 
 
 @on_tensorflow
-@pytest.mark.parametrize("format", ["litert", "openvino"])
-def test_half_precision(format, tiny, tmp_path):
-    for package in FORMATS[format].needs:
-        pytest.importorskip(package)
-    with precision("mixed_bfloat16"):
-        model = tiny(depth=1)
-    assert exported_to(tmp_path, model, format).difference < 0.05
-    assert model.layers[-2].compute_dtype == "bfloat16", "the model keeps its precision"
-
-
-@on_tensorflow
-def test_features_in_mixed_precision(tiny, images, tmp_path):
+def test_a_saved_model_of_features_keeps_half_precision(tiny, tmp_path):
     import tensorflow as tf
 
     with precision("mixed_bfloat16"):
         model = tiny(include_top=False)
     exported = exported_to(tmp_path, model, "saved_model", verify=False)
     assert exported.difference is None and exported.outputs == ("features",)
-    loaded = tf.saved_model.load(exported.path)
-    output = loaded.serve(images(3))
+    images = numbers((3, 32, 16, 3))
+    output = tf.saved_model.load(exported.path).serve(images)
     # (class token + 4 x 2 patches), and bfloat16: the precision is kept.
-    assert output.shape == (3, 9, 24) and output.dtype == tf.bfloat16
-    expected = array(keras.ops.cast(model(images(3)), "float32"))
+    assert output.shape == (3, 9, 8) and output.dtype == tf.bfloat16
+    expected = array(keras.ops.cast(model(images), "float32"))
     np.testing.assert_allclose(tf.cast(output, "float32"), expected, atol=0.05 * expected.max())
 
 
 @on_torch
-@pytest.mark.parametrize("format, dtype", [("torch", "bfloat16"), ("onnx", "float16")])
-def test_products_in_half_precision(format, dtype, tmp_path):
-    model = randomized("CaiT")
-    exported = exported_to(tmp_path, model, format, compute_dtype=dtype)
-    assert 0 <= exported.difference < 0.05
-    assert {layer.compute_dtype for layer in model.layers} == {"float32"}
-    if format == "onnx":
-        import onnx
+def test_half_precision_leaves_the_model_alone(monkeypatch, tiny, tmp_path):
+    """What another thread sees during an export."""
+    images, policies = keras.Input((32, 16, 3)), []
+    model = keras.Model(images, tiny(depth=1)(images))
 
-        graph = onnx.load(exported.path).graph
-        half = {
-            each.name for each in graph.initializer if each.data_type == onnx.TensorProto.FLOAT16
-        }
-        products = [node for node in graph.node if node.op_type == "MatMul"]
-        assert len([node for node in products if set(node.input) & half]) > len(products) / 3
+    def write(graph, path):
+        for each in (model, graph.model):
+            policies.append({layer.dtype_policy.name for layer in sublayers(each)})
+        path.touch()
 
-
-@on_torch
-def test_upernet_in_torch(tmp_path):
-    backbone = kv.features(FAMILIES["ViT"](depth=4, input_shape=(32, 32, 3)), range(4))
-    model = kv.segmentation.UperNet(backbone, 3, channels=8, scales=(2, 1, 1, 0.5))
-    randomize(model)
-    assert exported_to(tmp_path, model, "torch").difference <= 1e-5
-
-
-def functional(activation=None):
-    images = keras.Input((8, 8, 3))
-    x = keras.layers.GlobalAveragePooling2D()(images)
-    return keras.Model(images, keras.layers.Dense(4, activation=activation, name="a")(x))
+    kind = dataclasses.replace(FORMATS["torch"], write=write)
+    monkeypatch.setitem(FORMATS, "torch", kind)
+    exported_to(tmp_path, model, "torch", compute_dtype="float16", verify=False)
+    assert policies == [{"float32"}, {"float32", "mixed_float16"}]
 
 
 @pytest.mark.backend_free
@@ -185,18 +201,15 @@ def test_names_of_outputs():
     def names(model):
         return output_names(model)[1]
 
-    assert names(functional()) == ("logits",)
-    assert names(functional("softmax")) == ("probabilities",)
+    dense, softmax = functional(), functional("softmax")
+    other = keras.layers.Dense(2, name="b")(dense.layers[-2].output)
+    assert names(dense) == names(keras.Model(dense.input, dense(dense.input))) == ("logits",)
+    for model in (softmax, keras.Model(dense.input, keras.ops.softmax(dense.output))):
+        assert names(model) == ("probabilities",)
     assert names(FAMILIES["ViT"](include_top=False)) == ("features",)
     assert names(FAMILIES["RefinedViT"](dense_head=True)) == ("probabilities",)
-    model = functional()
-    whole = keras.Model(model.input, model(model.input))
-    assert names(whole) == ("logits",)
-    softmax = keras.Model(model.input, keras.ops.softmax(model.output))
-    assert names(softmax) == ("probabilities",)
-    other = keras.layers.Dense(2, name="b")(model.layers[-2].output)
-    assert names(keras.Model(model.input, [model.output, other])) == ("a", "b")
-    named = keras.Model(model.input, {"head": model.output, "aux": other})
+    assert names(keras.Model(dense.input, [dense.output, other])) == ("a", "b")
+    named = keras.Model(dense.input, {"head": dense.output, "aux": other})
     assert names(named) == ("aux", "head")
 
 
@@ -216,26 +229,14 @@ def classifiers():
 
 @pytest.mark.backend_free
 def test_logits_and_probabilities_of_any_classifier():
-    images = np.random.default_rng(0).normal(size=(2, 8, 8, 3)).astype("float32")
+    images = numbers((2, 8, 8, 3))
     for model in classifiers():
         before = array(model(images))
         logits = with_outputs(model, "softmax", "logits")
         again = with_outputs(logits, "logits", "probabilities")
         assert output_names(logits) == ("logits", ("logits",))
-        close(array(keras.ops.softmax(logits(images))), before)
-        close(array(again(images)), before)
-        close(array(model(images)), before)
-    with pytest.raises(ValueError, match="must end in a classifier"):
-        with_outputs(FAMILIES["ViT"](include_top=False), None, "logits")
-
-
-def test_sequential_model(tmp_path):
-    network = FAMILIES["ViT"](include_top=False, pooling="token")
-    layers = [keras.Input(network.input_shape[1:]), network, keras.layers.Dense(4)]
-    model = keras.Sequential([*layers, keras.layers.Softmax()])
-    randomize(model)
-    exported = exported_to(tmp_path, model, OWN, outputs="logits")
-    assert exported.outputs == ("logits",) and exported.difference <= 1e-5
+        for values in (keras.ops.softmax(logits(images)), again(images), model(images)):
+            close(array(values), before)
 
 
 def test_one_sigmoid_output_has_two_classes(tmp_path):
@@ -272,37 +273,90 @@ def test_versions_of_onnx(opset, gelus, ir_version, tiny, tmp_path):
     assert images.type.tensor_type.shape.dim[0].dim_param == "batch"
 
 
-@pytest.mark.backend_free
-@pytest.mark.parametrize("format", ["onnx", "openvino"])
-def test_an_output_with_the_name_of_the_input(format, tmp_path):
+def in_half(make, **changes):
+    with precision("mixed_bfloat16"):
+        return make(**changes)
+
+
+def decomposed():
+    """A model of an operation that ONNX lacks."""
     images = keras.Input((8, 8, 3))
-    model = keras.Model(images, {"images": keras.layers.Conv2D(2, 1)(images), "b": images})
-    with pytest.raises(ValueError, match="must not have an output named 'images'"):
-        exported_to(tmp_path, model, format)
+    x = keras.layers.Lambda(lambda x: keras.ops.logaddexp(x, 2.0 * x))(images)
+    return keras.Model(images, x)
 
 
-@on_torch
-def test_half_precision_leaves_the_model_alone(monkeypatch, tiny, tmp_path):
-    """What another thread sees during an export."""
-    images, policies = keras.Input((32, 16, 3)), []
-    model = keras.Model(images, tiny(depth=1)(images))
-
-    def write(graph, path):
-        for each in (model, graph.model):
-            policies.append({layer.dtype_policy.name for layer in sublayers(each)})
-        path.touch()
-
-    kind = dataclasses.replace(FORMATS["torch"], write=write)
-    monkeypatch.setitem(FORMATS, "torch", kind)
-    exported_to(tmp_path, model, "torch", compute_dtype="float16", verify=False)
-    assert policies == [{"float32"}, {"float32", "mixed_float16"}]
+def upernet():
+    backbone = kv.features(FAMILIES["ViT"](depth=4, input_shape=(32, 32, 3)), range(4))
+    model = kv.segmentation.UperNet(backbone, 3, channels=8, scales=(2, 1, 1, 0.5))
+    randomize(model)
+    return model
 
 
-@on_torch
-def test_threads_export_one_at_a_time(tiny, tmp_path):
-    def export(index):
-        directory = tmp_path / str(index)
-        return exported_to(directory, tiny(depth=1), "torch", verify=False).path.stat().st_size
+def wide():
+    """A model whose products hold nearly all of its weights: 1.8 MB in float32."""
+    return randomized("ViT", dim=192, depth=1, num_heads=3)
 
-    with ThreadPoolExecutor(2) as pool:
-        assert min(pool.map(export, range(2))) > 0
+
+def quantized(*steps, **options):
+    """A model whose MLP has two groups of weights in int4, of 128 and of 32 rows."""
+    model = randomized(options.pop("family", "ViT"), 0.1, **{"dim": 40, "depth": 1, **options})
+    for step in steps:
+        if step != "lora":
+            model.quantize(step)
+            continue
+        for layer in sublayers(model):
+            if isinstance(layer, keras.layers.Dense):
+                layer.enable_lora(2)
+                layer.lora_kernel_b.assign(numbers(layer.lora_kernel_b.shape, scale=0.05))
+    return model
+
+
+REFINED = {"family": "RefinedViT", "dim": 8, "depth": 3, "dense_head": True}
+CASES = [
+    # format, model, options, largest difference
+    ("onnx", decomposed, {}, 1e-5),
+    ("torch", upernet, {}, 1e-5),
+    ("litert", partial(in_half, FAMILIES["CaiT"]), {}, 0.05),
+    ("openvino", partial(in_half, FAMILIES["CaiT"]), {}, 0.05),
+    ("torch", partial(randomized, "CaiT"), {"compute_dtype": "bfloat16"}, 0.05),
+    ("onnx", partial(randomized, "CaiT"), {"compute_dtype": "float16"}, 0.05),
+    *((format, wide, {"precision": "bfloat16"}, 0.05) for format in (OWN, "onnx")),
+    ("onnx", partial(quantized, "int8", **REFINED), {}, 2e-5),
+    ("onnx", partial(quantized, "int8", "lora"), {}, 2e-5),
+    ("onnx", partial(in_half, quantized, "int8"), {}, 0.05),
+    ("onnx", partial(quantized, "float8"), {}, 2e-5),
+    ("openvino", partial(quantized, "int4", distillation_token=True), {}, 2e-5),
+    ("openvino", partial(quantized, "int4", "lora"), {}, 2e-5),
+    ("litert", partial(quantized, "lora", "int4"), {}, 2e-5),
+    ("litert", partial(in_half, quantized, "int4"), {}, 0.05),
+    ("saved_model", partial(quantized, "int8", "lora"), {}, 2e-5),
+    ("torch", partial(quantized, "int4"), {}, 2e-5),
+    ("stablehlo", partial(quantized, "int8", distillation_token=True), {}, 2e-5),
+]
+
+
+@pytest.mark.parametrize(
+    "format, make, options, largest", [row for row in CASES if row[0] in WRITTEN_HERE]
+)
+def test_precisions_and_other_models(format, make, options, largest, tmp_path):
+    model = make()
+    before = [layer.dtype_policy.name for layer in sublayers(model)]
+    exported = exported_to(tmp_path, model, format, **options)
+    assert 0 <= exported.difference < largest
+    assert [layer.dtype_policy.name for layer in sublayers(model)] == before
+    if "precision" in options:
+        # A graph is in the file as well.
+        assert exported.size < 0.75 * 4 * model.count_params() and exported.top1 is not None
+    if options == {"compute_dtype": "float16"}:
+        import onnx
+
+        graph = onnx.load(exported.path).graph
+        half = {x.name for x in graph.initializer if x.data_type == onnx.TensorProto.FLOAT16}
+        products = [set(node.input) for node in graph.node if node.op_type == "MatMul"]
+        assert len([inputs for inputs in products if inputs & half]) > len(products) / 3
+
+
+@pytest.mark.backend_free
+def test_lora_reaches_another_backend_unrounded(tmp_path):
+    # A `.keras` file would hold it merged and rounded to int4: 0.1 of the largest output.
+    assert exported_to(tmp_path, quantized("int4", "lora"), "stablehlo").difference < 2e-5

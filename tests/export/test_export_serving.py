@@ -7,7 +7,7 @@ import zlib
 import keras
 import numpy as np
 import pytest
-from harness import randomize
+from harness import randomized
 from PIL import Image
 
 import keras_vitx as kv
@@ -16,6 +16,7 @@ from keras_vitx.data.predictions import class_names
 from keras_vitx.export.formats.saved_model import decode_image
 
 pytestmark = pytest.mark.backend_free
+tf = pytest.importorskip("tensorflow")
 
 
 def picture(height, width):
@@ -38,24 +39,33 @@ FILES = (
 )
 
 
+def probabilities_of(model):
+    inputs = kv.preprocess_input([Image.open(io.BytesIO(file)) for file in FILES], model)
+    return model.predict(inputs, verbose=0)
+
+
+def served_by(directory, model, names):
+    """Return what the export of a model, with class names and a crop, loads as."""
+    model.class_names = names
+    model.preprocessing = model.preprocessing.replace(crop_ratio=0.9)
+    options = {"serving": min(3, len(names)), "verify": False, "verbose": False}
+    exported = kv.export(model, directory / "1", **options)
+    assert exported.classes == names
+    return tf.saved_model.load(str(exported.path))
+
+
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
-    """A model, and the default signature of its export."""
-    tf = pytest.importorskip("tensorflow")
-    model = kv.ViT(16, 1, 2, patch_size=8, input_shape=(24, 32, 3), classes=4)
-    randomize(model)
-    model.class_names = ("cat", "dog", "fish", "owl")
-    model.preprocessing = model.preprocessing.replace(crop_ratio=0.9)
-    path = tmp_path_factory.mktemp("served") / "1"
-    exported = kv.export(model, path, serving=3, verify=False, verbose=False)
-    assert exported.classes == model.class_names
-    loaded = tf.saved_model.load(str(path))
-    return model, loaded, loaded.signatures["serving_default"]
+    """A model, and its export."""
+    model = randomized("ViT", input_shape=(24, 32, 3), classes=4)
+    names = ("cat", "dog", "fish", "owl")
+    return model, served_by(tmp_path_factory.mktemp("served"), model, names)
 
 
-def test_contract(served):
-    """Names, dtypes and shapes of TensorFlow Serving's predict API."""
-    _, loaded, signature = served
+def test_contract_of_tensorflow_serving(served):
+    """Names, dtypes and shapes of the predict API."""
+    _, loaded = served
+    signature = loaded.signatures["serving_default"]
     ((name, spec),) = signature.structured_input_signature[1].items()
     assert (name, spec.dtype.name, spec.shape.as_list()) == ("image_bytes", "string", [None])
     outputs = {
@@ -69,12 +79,10 @@ def test_contract(served):
 
 
 def test_files_of_several_sizes_in_one_batch(served):
-    import tensorflow as tf
-
-    model, _, signature = served
+    model, loaded = served
+    signature = loaded.signatures["serving_default"]
     outputs = signature(image_bytes=tf.constant(list(FILES)))
-    inputs = kv.preprocess_input([Image.open(io.BytesIO(file)) for file in FILES], model)
-    expected = kv.decode_predictions(model.predict(inputs, verbose=0), 3, model)
+    expected = kv.decode_predictions(probabilities_of(model), 3, model)
     names = [[name.decode() for name in row] for row in outputs["classes"].numpy()]
     assert names == [[name for _, name, _ in row] for row in expected]
     probabilities = [[value for *_, value in row] for row in expected]
@@ -85,13 +93,23 @@ def test_files_of_several_sizes_in_one_batch(served):
     np.testing.assert_allclose(one, probabilities[1], atol=1e-5)
 
 
+def test_one_sigmoid_output_has_two_classes(tmp_path):
+    options = {"classes": 1, "classifier_activation": "sigmoid", "input_shape": (24, 32, 3)}
+    model = randomized("ViT", **options)
+    loaded = served_by(tmp_path, model, ("cat", "dog"))
+    outputs = loaded.signatures["serving_default"](image_bytes=tf.constant(list(FILES)))
+    rows = zip(outputs["classes"].numpy(), outputs["probabilities"].numpy(), strict=True)
+    for (names, values), (dog,) in zip(rows, probabilities_of(model), strict=True):
+        found = dict(zip(names, values, strict=True))
+        assert found == pytest.approx({b"cat": 1 - dog, b"dog": dog}, abs=1e-5)
+
+
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize(
     ("mode", "format"),
     [("RGB", "JPEG"), ("CMYK", "JPEG"), ("RGBA", "PNG"), ("P", "PNG"), ("P", "GIF"), ("L", "GIF")],
 )
 def test_files_are_decoded_to_color_and_gray_as_by_pillow(mode, format, channels):
-    tf = pytest.importorskip("tensorflow")
     frames = {"save_all": True, "append_images": [picture(20, 30)]} if format == "GIF" else {}
     file = written(picture(20, 30).convert(mode), format, **frames)
     found = tf.function(lambda: decode_image(tf.constant(file), channels))().numpy()
@@ -115,35 +133,14 @@ def header(format, height, width):
 
 @pytest.mark.parametrize("format", ("PNG", "GIF", "JPEG"))
 def test_a_file_of_too_many_pixels_is_not_decoded(served, format):
-    tf = pytest.importorskip("tensorflow")
-    _, _, signature = served
+    image_bytes = tf.constant([header(format, 30_000, 30_000)])
     with pytest.raises(tf.errors.InvalidArgumentError, match="at most 67,108,864 pixels"):
-        signature(image_bytes=tf.constant([header(format, 30_000, 30_000)]))
+        served[1].signatures["serving_default"](image_bytes=image_bytes)
 
 
-def test_one_sigmoid_output_has_two_classes(tmp_path):
-    tf = pytest.importorskip("tensorflow")
-    options = {"classes": 1, "classifier_activation": "sigmoid", "input_shape": (24, 32, 3)}
-    model = kv.ViT(16, 1, 2, patch_size=8, **options)
-    randomize(model)
-    model.class_names = ("cat", "dog")
-    path = kv.export(model, tmp_path / "1", serving=2, verify=False, verbose=False).path
-    signature = tf.saved_model.load(str(path)).signatures["serving_default"]
-    outputs = signature(image_bytes=tf.constant(list(FILES)))
-    inputs = kv.preprocess_input([Image.open(io.BytesIO(file)) for file in FILES], model)
-    for names, values, dog in zip(
-        outputs["classes"].numpy(),
-        outputs["probabilities"].numpy(),
-        model.predict(inputs, verbose=0)[:, 0],
-        strict=True,
-    ):
-        found = dict(zip(names, values, strict=True))
-        assert found == pytest.approx({b"cat": 1 - dog, b"dog": dog}, abs=1e-5)
-
-
-def test_a_name_for_each_class():
-    model = kv.ViT(8, 1, 2, patch_size=8, input_shape=(16, 16, 3), classes=2)
-    assert class_names(model, 2) == ("class 0", "class 1")
-    assert class_names(model, 1000)[0] == "tench"
+def test_a_name_for_each_class(classifier):
+    assert class_names(classifier, 2) == ("class 0", "class 1")
+    assert class_names(classifier, 1000)[0] == "tench"
+    model = keras.models.clone_model(classifier)
     model.class_names = ("cat", "dog")
     assert class_names(keras.Sequential([model]), 2) == ("cat", "dog")
