@@ -44,61 +44,16 @@ class Broadcasting(torch.nn.Module):
         return (x + x.mean(dim=1, keepdim=True)) / 2
 
 
-def cait():
-    from timm.models.cait import Cait
-
-    return Cait(**SMALL)
-
-
-def convit():
-    from timm.models.convit import ConVit
-
-    # The width is that of a head.
-    return ConVit(**{**SMALL, "embed_dim": 6}, local_up_to_layer=2)
-
-
-def vit():
-    from timm.models.vision_transformer import VisionTransformer
-
-    return VisionTransformer(**THREE)
-
-
-def deit3():
-    from timm.models.vision_transformer import VisionTransformer
-
-    return VisionTransformer(**THREE, init_values=1e-6, no_embed_class=True)
-
-
-def dinov2():
-    from timm.models.vision_transformer import VisionTransformer
-
-    return VisionTransformer(**THREE, init_values=1e-5, no_embed_class=True, reg_tokens=4)
+def timm(module, kind, **options):
+    """Return a function that makes a model of timm."""
+    return lambda: getattr(importlib.import_module(f"timm.models.{module}"), kind)(**options)
 
 
 def cb_vit():
-    model = vit()
+    model = TIMM["vit"]()
     for block in model.blocks:
         block.mlp = Broadcasting(block.mlp)
     return model
-
-
-def deit_distilled():
-    from timm.models.deit import VisionTransformerDistilled
-
-    return VisionTransformerDistilled(**THREE)
-
-
-def mixer():
-    from timm.models.mlp_mixer import MlpMixer
-
-    return MlpMixer(**COMMON, patch_size=8, embed_dim=24, num_blocks=3)
-
-
-def pit():
-    from timm.models.pit import PoolingVisionTransformer
-
-    sizes = {"base_dims": (12, 12), "depth": (1, 2), "heads": (2, 4)}
-    return PoolingVisionTransformer(**COMMON, **sizes, patch_size=8, stride=7)
 
 
 def deepvit(re_attention, **options):
@@ -135,9 +90,20 @@ def from_checkout(repository, module):
         sys.path.remove(CHECKOUTS[repository])
 
 
+VIT = "vision_transformer", "VisionTransformer"
+DEIT3 = {**THREE, "no_embed_class": True}
+PIT = {"base_dims": (12, 12), "depth": (1, 2), "heads": (2, 4), "patch_size": 8, "stride": 7}
 TIMM = {
-    each.__name__: each
-    for each in (cait, convit, vit, deit3, dinov2, cb_vit, deit_distilled, mixer, pit)
+    "cait": timm("cait", "Cait", **SMALL),
+    # The width is that of a head.
+    "convit": timm("convit", "ConVit", **{**SMALL, "embed_dim": 6}, local_up_to_layer=2),
+    "vit": timm(*VIT, **THREE),
+    "deit3": timm(*VIT, **DEIT3, init_values=1e-6),
+    "dinov2": timm(*VIT, **DEIT3, init_values=1e-5, reg_tokens=4),
+    "cb_vit": cb_vit,
+    "deit_distilled": timm("deit", "VisionTransformerDistilled", **THREE),
+    "mixer": timm("mlp_mixer", "MlpMixer", **COMMON, patch_size=8, embed_dim=24, num_blocks=3),
+    "pit": timm("pit", "PoolingVisionTransformer", **COMMON, **PIT),
 }
 CASES = {
     **TIMM,
@@ -171,10 +137,11 @@ def measured(model):
     images = torch.randn(4, 32, 32, 3)
     x, labels = images.permute(0, 3, 1, 2), torch.arange(4)
     results = {"input": images, "labels": labels}
-    hooks = []
-    for name, module in model.named_modules():
-        if hasattr(module, "norm1") and hasattr(module, "norm2"):  # a block
-            hooks.append(module.register_forward_hook(_recorder(results, f"block/{name}")))
+    hooks = [
+        module.register_forward_hook(_recorder(results, f"block/{name}"))
+        for name, module in model.named_modules()
+        if hasattr(module, "norm1") and hasattr(module, "norm2")  # a block
+    ]
     model.eval()
     with torch.no_grad():
         results["logits"] = model(x)
