@@ -26,16 +26,8 @@ CUDNN = {"__cudnn$fmhaSoftmax", "__cudnn$fmhaSoftmaxBackward"}
 BATCH = 8
 # Loops over depth (a run of equal blocks is one, and a last block that differs is none), and what
 # they save of an image in bfloat16, in MB.
-LOOPS = {
-    "ViT": (1, 9),
-    "CaiT": (2, 21),
-    "ConViT": (2, 10),
-    "DeepViT": (2, 22),
-    "RefinedViT": (1, 25),
-    "CBViT": (1, 9),
-    "PiT": (3, 60),
-    "Mixer": (1, 30),
-}
+LOOPS = {"ViT": (1, 9), "CaiT": (2, 21), "ConViT": (2, 10), "DeepViT": (2, 22)}
+LOOPS |= {"RefinedViT": (1, 25), "CBViT": (1, 9), "PiT": (3, 60), "Mixer": (1, 30)}
 WIDTHS = {"f64": 8, "f32": 4, "bf16": 2, "f16": 2, "i64": 8, "i32": 4, "ui32": 4, "i8": 1, "i1": 1}
 
 
@@ -51,11 +43,9 @@ def platform(request, monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: kind)
     monkeypatch.setattr(nn, "jax", seen)
     if kind == "gpu":
-        reached = {"check_cudnn_version": lambda: 91200}
-        reached["check_compute_capability"] = lambda least: float(least) <= 9
-        reached["is_cuda_compute_capability_equal"] = lambda _: False
-        for name, function in reached.items():
-            monkeypatch.setattr(cudnn, name, function)
+        monkeypatch.setattr(cudnn, "check_cudnn_version", lambda: 91200)
+        monkeypatch.setattr(cudnn, "check_compute_capability", lambda least: float(least) <= 9)
+        monkeypatch.setattr(cudnn, "is_cuda_compute_capability_equal", lambda _: False)
     kernels.runs_cudnn.cache_clear()
     with precision("mixed_bfloat16"):
         yield request.param

@@ -10,9 +10,10 @@ import keras_vitx as kv
 from keras_vitx.export import FORMATS
 
 BACKEND_FREE = True
-IMAGES = keras.Input((8, 8, 3))
-FLAT = keras.layers.Flatten()(IMAGES)
+IMAGES, OTHER, ANY = (keras.Input((8, 8, channels)) for channels in (3, 3, None))
+MAPS, FLAT = keras.layers.Conv2D(2, 1)(IMAGES), keras.layers.Flatten()(IMAGES)
 OF_IMAGES = "`model` must be a built Keras model of images"
+CANT_WRITE = ("int4", "onnx"), ("int8", "openvino"), ("int8", "litert"), ("float8", "litert")
 
 
 def export(model=None, path=None, **options):
@@ -24,49 +25,6 @@ def export(model=None, path=None, **options):
     )
 
 
-def two_inputs():
-    other = keras.Input((8, 8, 3))
-    return keras.Model([IMAGES, other], keras.layers.Add()([IMAGES, other]))
-
-
-def any_channels():
-    images = keras.Input((8, 8, None))
-    return keras.Model(images, keras.layers.Rescaling(2.0)(images))
-
-
-def named_images():
-    """A model with an output that has the name of the input of a file."""
-    return keras.Model(IMAGES, {"images": keras.layers.Conv2D(2, 1)(IMAGES), "b": IMAGES})
-
-
-def headless():
-    return FAMILIES["ViT"](include_top=False, pooling="avg")
-
-
-CANT_WRITE = ("int4", "onnx"), ("int8", "openvino"), ("int8", "litert"), ("float8", "litert")
-
-
-def quantized(mode="int8"):
-    model = kv.ViT(40, 1, 2, patch_size=8, input_shape=(16, 16, 3), classes=5)
-    model.quantize(mode)
-    return model
-
-
-def predict_file(classifier, tmp_path):
-    (tmp_path / "m.pt2").write_bytes(b"PK")
-    kv.predictor(tmp_path / "m.pt2")
-
-
-def verify_file(classifier, tmp_path):
-    (tmp_path / "saved_model.pb").touch()
-    kv.export.verify(tmp_path, classifier)
-
-
-def replace_file(classifier, tmp_path):
-    (tmp_path / "m.pt2").write_bytes(b"PK old")
-    kv.export(classifier, tmp_path / "m.pt2", "torch")
-
-
 def pixels(value):
     return export(preprocessing=True, images=np.full((2, 16, 16, 3), value))
 
@@ -75,10 +33,30 @@ def of_shape(*shape):
     return export(images=np.zeros(shape))
 
 
-def one_linear():
-    return keras.Model(IMAGES, keras.layers.Dense(1)(FLAT))
+def headless():
+    return FAMILIES["ViT"](include_top=False, pooling="avg")
 
 
+def with_outputs(outputs, inputs=IMAGES):
+    return lambda: keras.Model(inputs, outputs)
+
+
+def quantized(mode="int8"):
+    model = kv.ViT(40, 1, 2, patch_size=8, input_shape=(16, 16, 3), classes=5)
+    model.quantize(mode)
+    return model
+
+
+def written(path):
+    path.write_bytes(b"PK")
+    return path
+
+
+ONE_LINEAR = with_outputs(keras.layers.Dense(1)(FLAT))
+TWO_INPUTS = with_outputs(MAPS, [IMAGES, OTHER])
+ANY_CHANNELS = with_outputs(keras.layers.Rescaling(2.0)(ANY), ANY)
+# The name of the input of a file.
+NAMED_IMAGES = with_outputs({"images": MAPS, "b": IMAGES})
 ERRORS = {
     ValueError: {
         "`format` must ... 'tflite'...litert ... .tflite ... tensorflow": export(format="tflite"),
@@ -91,7 +69,7 @@ ERRORS = {
         "`path` must be the name of a file": export(path="/"),
         "`preprocessing` must be True, False": export(preprocessing=224),
         "`outputs` must be None or ... 'classes'": export(outputs="classes"),
-        "`outputs` must be None or 'logits'": export(one_linear, outputs="probabilities"),
+        "`outputs` must be None or 'logits'": export(ONE_LINEAR, outputs="probabilities"),
         "`precision` must be ... ('saved_model', 'int8')": export(precision="int8"),
         "`precision` must be ... 'bfloat16'": export(format="litert", precision="bfloat16"),
         "`compute_dtype` must be None, or": export(format="openvino", compute_dtype="float16"),
@@ -117,18 +95,22 @@ ERRORS = {
         "`opset` must be None, or one of (17, 18,": export(format="onnx", opset=16),
         f"{OF_IMAGES}, ... 'CaiT_Mini'": export(lambda: "CaiT_Mini"),
         f"{OF_IMAGES}, ...<Sequential": export(lambda: keras.Sequential([keras.layers.Dense(2)])),
-        f"{OF_IMAGES}, ... [(None, 8, 8, 3), (None, 8, 8, 3)]": export(two_inputs),
-        f"{OF_IMAGES}, ... [(None, 8, 8, None)]": export(any_channels),
-        "`model` must not have an output ... onnx": export(named_images, format="onnx"),
-        "`model` must not have an output ... openvino": export(named_images, format="openvino"),
+        f"{OF_IMAGES}, ... [(None, 8, 8, 3), (None, 8, 8, 3)]": export(TWO_INPUTS),
+        f"{OF_IMAGES}, ... [(None, 8, 8, None)]": export(ANY_CHANNELS),
+        "`model` must not have an output ... onnx": export(NAMED_IMAGES, format="onnx"),
+        "`model` must not have an output ... openvino": export(NAMED_IMAGES, format="openvino"),
         **{
             f"must not be quantized to {mode} for the format {format!r}": export(
                 partial(quantized, mode), format=format
             )
             for mode, format in CANT_WRITE
         },
-        "must be a file that you trust": verify_file,
-        "must be a file that you trust ... torch": predict_file,
+        "must be a file that you trust to be opened: a SavedModel": lambda classifier, tmp_path: (
+            kv.export.verify(written(tmp_path / "saved_model.pb").parent, classifier)
+        ),
+        "m.pt2' must be a file that you trust to be opened": lambda tmp_path: kv.predictor(
+            written(tmp_path / "m.pt2")
+        ),
         "`batch_sizes` must be positive": lambda classifier: kv.predictor(
             classifier, batch_sizes=()
         ),
@@ -136,7 +118,11 @@ ERRORS = {
         "`model` must be a model of keras_vitx": lambda: kv.fuse(keras.Model(IMAGES, FLAT)),
         "`model` must not have quantized layers": lambda: kv.fuse(quantized()),
     },
-    FileExistsError: {"overwrite=True replaces it": replace_file},
+    FileExistsError: {
+        "overwrite=True replaces it": lambda classifier, tmp_path: kv.export(
+            classifier, written(tmp_path / "m.pt2")
+        ),
+    },
     FileNotFoundError: {
         "is not a SavedModel": lambda classifier, empty: kv.export.verify(empty, classifier),
         "is not ONNX data, an exported file": lambda empty: kv.predictor(empty / "model.onnx"),
