@@ -1,7 +1,6 @@
 """Each format from the backend of this run, opened in its own runtime."""
 
 import dataclasses
-import itertools
 import json
 from functools import partial
 from importlib.util import find_spec
@@ -55,11 +54,9 @@ def operations_of(path):
 @pytest.fixture(scope="module")
 def trained():
     """A compiled model after training, with optimizer state, all far from initial values."""
-    model = FAMILIES["CaiT"](depth=2, layer_scale=1.0, input_shape=(32, 16, 3))
+    model = randomized("CaiT", depth=2, input_shape=(32, 16, 3))
     model.compile("adam", SmoothedCrossentropy(0.1), metrics=["accuracy"])
     model.optimizer.build(model.trainable_variables)
-    for seed, weight in enumerate(model.weights):
-        weight.assign(weight + numbers(weight.shape, seed, 0.3))
     model.optimizer.iterations.assign(7)
     return model
 
@@ -77,9 +74,8 @@ def test_a_file_of_every_format_from_every_backend(format, trained, tmp_path):
     assert exported.outputs == ("probabilities",) and exported.not_fused is None
     # Of images that are to be normalized before, with what.
     described = {"shape": [None, 32, 16, 3], "dtype": "float32"}
-    assert exported.inputs == {
-        "images": {**described, "preprocessing": trained.preprocessing.to_dict()}
-    }
+    described["preprocessing"] = trained.preprocessing.to_dict()
+    assert exported.inputs == {"images": described}
     files = [file for file in tmp_path.rglob("*") if file.is_file() and file.suffix != ".json"]
     assert exported.size == sum(file.stat().st_size for file in files)
     record = path.with_name(f"{path.name}.json") if path.suffix else path / "export.json"
@@ -104,24 +100,24 @@ def test_a_file_of_every_format_from_every_backend(format, trained, tmp_path):
     assert array(trained(numbers((3, 32, 16, 3)))).std(axis=0).max() > 1e-3
 
 
-@pytest.mark.parametrize("family", FAMILIES if BACKEND == "tensorflow" else FAMILIES_HERE)
+@pytest.mark.parametrize("family", FAMILIES_HERE if BACKEND == "jax" else FAMILIES)
 @settings(max_examples=2)
 @given(
-    size=st.sampled_from(list(itertools.product((16, 24, 32), repeat=2))),
+    # The first example is of the first format: LiteRT or ONNX, which have the fewest operations.
+    format=st.sampled_from(sorted(WRITTEN_HERE)),
+    size=st.tuples(*[st.sampled_from((16, 24, 32))] * 2),
     classes=st.integers(2, 9),
     batch=st.integers(1, 12),
     outputs=st.sampled_from(("logits", "probabilities")),
 )
 def test_any_model_of_any_size_takes_any_batch(
-    family, tmp_path_factory, size, classes, batch, outputs
+    family, tmp_path_factory, format, size, classes, batch, outputs
 ):
     model = randomized(family, input_shape=(*size, 3), classes=classes)
-    images = numbers((batch, *size, 3))
+    images, directory = numbers((batch, *size, 3)), tmp_path_factory.mktemp(format)
     expected = array(with_outputs(model, "softmax", outputs)(images))
-    for format in WRITTEN_HERE:
-        directory = tmp_path_factory.mktemp(format)
-        path = exported_to(directory, model, format, outputs=outputs, verify=False).path
-        close(runtimes.load(format, path)(images)[outputs], expected, 5e-5, format)
+    path = exported_to(directory, model, format, outputs=outputs, verify=False).path
+    close(runtimes.load(format, path)(images)[outputs], expected, 5e-5)
 
 
 def functional(activation=None):
@@ -164,11 +160,10 @@ def test_several_image_sizes_share_their_weights(tmp_path):
 
 
 @on_tensorflow
-def test_a_saved_model_of_features_keeps_half_precision(tiny, tmp_path):
+def test_a_saved_model_of_features_keeps_half_precision(tmp_path):
     import tensorflow as tf
 
-    with precision("mixed_bfloat16"):
-        model = tiny(include_top=False)
+    model = in_half(FAMILIES["CaiT"], include_top=False, input_shape=(32, 16, 3))
     exported = exported_to(tmp_path, model, "saved_model", verify=False)
     assert exported.difference is None and exported.outputs == ("features",)
     images = numbers((3, 32, 16, 3))
@@ -180,37 +175,37 @@ def test_a_saved_model_of_features_keeps_half_precision(tiny, tmp_path):
 
 
 @on_torch
-def test_half_precision_leaves_the_model_alone(monkeypatch, tiny, tmp_path):
+def test_half_precision_leaves_the_model_alone(monkeypatch, tmp_path):
     """What another thread sees during an export."""
-    images, policies = keras.Input((32, 16, 3)), []
-    model = keras.Model(images, tiny(depth=1)(images))
+    images, policies = keras.Input((16, 16, 3)), []
+    model = keras.Model(images, FAMILIES["CaiT"](depth=1)(images))
 
     def write(graph, path):
         for each in (model, graph.model):
             policies.append({layer.dtype_policy.name for layer in sublayers(each)})
         path.touch()
 
-    kind = dataclasses.replace(FORMATS["torch"], write=write)
-    monkeypatch.setitem(FORMATS, "torch", kind)
+    monkeypatch.setitem(FORMATS, "torch", dataclasses.replace(FORMATS["torch"], write=write))
     exported_to(tmp_path, model, "torch", compute_dtype="float16", verify=False)
     assert policies == [{"float32"}, {"float32", "mixed_float16"}]
 
 
 @pytest.mark.backend_free
 def test_names_of_outputs():
-    def names(model):
-        return output_names(model)[1]
-
     dense, softmax = functional(), functional("softmax")
+    images, logits = dense.input, dense.output
     other = keras.layers.Dense(2, name="b")(dense.layers[-2].output)
-    assert names(dense) == names(keras.Model(dense.input, dense(dense.input))) == ("logits",)
-    for model in (softmax, keras.Model(dense.input, keras.ops.softmax(dense.output))):
-        assert names(model) == ("probabilities",)
-    assert names(FAMILIES["ViT"](include_top=False)) == ("features",)
-    assert names(FAMILIES["RefinedViT"](dense_head=True)) == ("probabilities",)
-    assert names(keras.Model(dense.input, [dense.output, other])) == ("a", "b")
-    named = keras.Model(dense.input, {"head": dense.output, "aux": other})
-    assert names(named) == ("aux", "head")
+    for model, names in (
+        (dense, ("logits",)),
+        (keras.Model(images, dense(images)), ("logits",)),
+        (softmax, ("probabilities",)),
+        (keras.Model(images, keras.ops.softmax(logits)), ("probabilities",)),
+        (FAMILIES["ViT"](include_top=False), ("features",)),
+        (FAMILIES["RefinedViT"](dense_head=True), ("probabilities",)),
+        (keras.Model(images, [logits, other]), ("a", "b")),
+        (keras.Model(images, {"head": logits, "aux": other}), ("aux", "head")),
+    ):
+        assert output_names(model)[1] == names
 
 
 def classifiers():
@@ -258,11 +253,11 @@ def test_one_sigmoid_output_has_two_classes(tmp_path):
 @pytest.mark.parametrize(
     "opset, gelus, ir_version", [(17, 0, 8), (19, 0, 9), (20, 3, 9), (23, 3, 11)]
 )
-def test_versions_of_onnx(opset, gelus, ir_version, tiny, tmp_path):
+def test_versions_of_onnx(opset, gelus, ir_version, tmp_path):
     import onnx
 
     # Averages and equal parts, whose operations differ before 18.
-    model = tiny(include_top=False, pooling="avg")
+    model = randomized("CaiT", depth=2, include_top=False, pooling="avg")
     exported = exported_to(tmp_path, model, "onnx", opset=opset)
     written = onnx.load(exported.path)
     assert [each.version for each in written.opset_import] == [opset]

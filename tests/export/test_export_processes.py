@@ -28,10 +28,10 @@ def test_export_is_a_function():
     assert done.stdout.split() == ["True", "function"]
 
 
-def test_a_missing_package_is_named(unused, tmp_path, monkeypatch):
+def test_a_missing_package_is_named(classifier, tmp_path, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name != "onnxruntime" or None)
     with pytest.raises(ImportError, match=r'needs onnxruntime.*pip install "\.\[onnx\]"'):
-        kv.export(unused, tmp_path / "m.onnx", "onnx", verbose=False)
+        kv.export(classifier, tmp_path / "m.onnx", "onnx", verbose=False)
 
 
 MODULE = """

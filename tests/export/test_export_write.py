@@ -140,7 +140,7 @@ def test_what_servers_and_systems_put_beside_a_saved_model(tmp_path):
 
 
 @pytest.mark.parametrize("old", [False, True])
-def test_a_failure_leaves_what_was_there(old, unused, tmp_path, monkeypatch):
+def test_a_failure_leaves_what_was_there(old, classifier, tmp_path, monkeypatch):
     module = importlib.import_module("keras_vitx.export.export")
     directory = tmp_path / "model"
     if old:
@@ -148,7 +148,7 @@ def test_a_failure_leaves_what_was_there(old, unused, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "convert", lambda graph, format, path, *rest: saved(path, b"half"))
     monkeypatch.setattr(module, "compare", mock.Mock(side_effect=ValueError("too different")))
     with pytest.raises(ValueError, match="too different"):
-        kv.export(unused, directory, overwrite=True, tolerance=0.5, verbose=False)
+        kv.export(classifier, directory, overwrite=True, tolerance=0.5, verbose=False)
     assert [each.name for each in tmp_path.iterdir()] == ["model"] * old
     assert not old or (directory / "saved_model.pb").read_bytes() == b"old"
 
@@ -167,12 +167,12 @@ def link(path):
 @pytest.mark.parametrize(
     "make", [with_notes, link, Path.mkdir, lambda path: path.write_text("mine")]
 )
-def test_nothing_of_the_user_is_replaced(make, format, unused, tmp_path):
+def test_nothing_of_the_user_is_replaced(make, format, classifier, tmp_path):
     path = tmp_path / f"model{FORMATS[format].suffix}"
     make(path)
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(FileExistsError, match=r"other things than (a SavedModel|ONNX data)"):
-        kv.export(unused, path, format, overwrite=True)
+        kv.export(classifier, path, format, overwrite=True)
     assert sorted(tmp_path.rglob("*")) == before
 
 
