@@ -18,14 +18,9 @@ from harness import ROOT, run_python
 
 import keras_vitx as kv
 import keras_vitx.files as files
+from keras_vitx.export import record
 from keras_vitx.export.formats import FORMATS, existing_format
-from keras_vitx.export.record import (
-    Exported,
-    atomic_export,
-    check_destination,
-    read_record,
-    write_record,
-)
+from keras_vitx.export.record import Exported, check_destination, read_record, write_record
 
 pytestmark = pytest.mark.backend_free
 OPENVINO, SAVED_MODEL = FORMATS["openvino"], FORMATS["saved_model"]
@@ -43,7 +38,7 @@ def write(path, text):
 
 def export(path, format, fill):
     check_destination(path, format, overwrite=True)
-    with atomic_export(path, format) as temporary:
+    with record.atomic_export(path, format) as temporary:
         fill(temporary)
         write_record(Exported(path, 0.0), temporary, format)
 
