@@ -270,9 +270,9 @@ def test_versions_of_onnx(opset, gelus, ir_version, tmp_path):
     assert images.type.tensor_type.shape.dim[0].dim_param == "batch"
 
 
-def in_half(make, **changes):
+def in_half(make, *steps, **changes):
     with precision("mixed_bfloat16"):
-        return make(**changes)
+        return make(*steps, **changes)
 
 
 def decomposed():
