@@ -2,7 +2,7 @@
 
     ERRORS = {
         ValueError: {
-            "`batch_size` must be ... Received: 0": lambda classifier: kv.fit(classifier, PHOTOS, batch_size=0),
+            "`batch_size` must be ... Received: 0": lambda classifier: fit(classifier, 0),
         },
     }
 
