@@ -137,8 +137,8 @@ def run_python(*arguments: str | os.PathLike, backend: str) -> None:
 def main(directory: str, path: str) -> None:
     """Write the graph that `convert` saved in a directory, and run the file if there are inputs."""
     directory = Path(directory)
-    # The directory of the temporary file, which contains `directory`.
-    runtimes.end_with_parent(directory.parent)
+    # The hidden directory of `temporary_beside`, which contains `directory`.
+    runtimes.end_with_parent(directory.parents[1])
     request = json.loads((directory / REQUEST).read_text())
     for module in (*request["imports"], *(module for module, _ in request["custom"].values())):
         importlib.import_module(module)
