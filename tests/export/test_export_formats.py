@@ -169,7 +169,8 @@ def test_a_saved_model_of_features_keeps_half_precision(tmp_path):
     exported = exported_to(tmp_path, model, "saved_model", verify=False)
     assert exported.difference is None and exported.outputs == ("features",)
     images = numbers((3, 32, 16, 3))
-    output = tf.saved_model.load(exported.path).serve(images)
+    loaded = tf.saved_model.load(exported.path)  # Its variables are deleted with it.
+    output = loaded.serve(images)
     # (class token + 4 x 2 patches), and bfloat16: the precision is kept.
     assert output.shape == (3, 9, 8) and output.dtype == tf.bfloat16
     expected = array(keras.ops.cast(model(images), "float32"))
