@@ -9,6 +9,7 @@ Fisher's exact test on the number of failed trainings.
 """
 
 import argparse
+import contextlib
 import dataclasses
 import json
 from collections.abc import Callable, Mapping
@@ -290,12 +291,15 @@ def read(directory: Path) -> list[dict[Run, Result]]:
 
 def verdict(claim: Claim, found: list[dict[Run, Result]]) -> tuple[str, str, str]:
     """Return the numbers of the seeds, the statistic, and the verdict."""
-    whole = [results for results in found if set(DESIGNS[claim.design]) <= results.keys()]
     if claim.failures:
         return fisher(claim, found)
-    if not whole:
+    values = []
+    for results in found:
+        with contextlib.suppress(KeyError):  # A run that it compares is missing.
+            values.append(claim.statistic(results.__getitem__))
+    if not values:
         return "", "", "not run"
-    values = np.array([claim.statistic(results.__getitem__) for results in whole])
+    values = np.array(values)
     text = ", ".join(f"{value:+.2f}" for value in values)
     if len(values) < 2:
         return text, "one seed", "no power"
