@@ -71,8 +71,8 @@ def layer_norm(layer, x):
 def batch_norm(layer, x, training=False):
     """Make one pass, where Keras makes four; statistics in float32 or float64. All devices.
 
-    But not of float32 on a GPU in training: cuDNN's pass has one block of threads per channel. The
-    12 maps of a DeepViT_S fill a tenth of an H200, and took 37 % of a step.
+    But not of float32 on a GPU in training: for the 12 maps of a DeepViT_S, cuDNN's passes took 89
+    of the 241 ms of kernels of a step on an H200.
     """
     learns = training and layer.trainable
     # Keras has `renorm` from 3.14 on.
