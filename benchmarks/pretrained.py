@@ -27,7 +27,7 @@ from typing import Any
 
 import keras
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageOps
 
 import keras_vitx as kv
 from keras_vitx import analysis, layers
@@ -145,11 +145,24 @@ def compare(options: argparse.Namespace, form: str) -> dict[str, float]:
 
 def blocks(options: argparse.Namespace, weights: str, images: str) -> dict[str, Any]:
     """Return measures by block of the pretrained network or of a random one."""
-    is_reference = images == "photographs"
-    x = np.load(options.reference)["x"] if is_reference else cifar10(options, "test", MEASURED)[0]
+    x = photographs(options) if images == "photographs" else cifar10(options, "test", MEASURED)[0]
     keras.utils.set_random_seed(0)
     changes = {} if weights == "pretrained" else {"weights": None}
     return measured(network(options, x.shape[1], include_top=False, **changes), x)
+
+
+def photographs(options: argparse.Namespace) -> np.ndarray:
+    """Return the images of a directory, each whole and in six parts, normalized."""
+    x = []
+    for path in sorted(options.photographs.iterdir()):
+        with Image.open(path) as file:
+            picture = file.convert("RGB")
+        width, height = picture.width // 3, picture.height // 2
+        corners = itertools.product((0, width, 2 * width), (0, height))
+        parts = [picture.crop((a, b, a + width, b + height)) for a, b in corners]
+        for part in (picture, *parts):
+            x.append(ImageOps.fit(part, (224, 224), Image.Resampling.BICUBIC))
+    return (np.float32(x) / 255 - np.float32(COLORS.mean)) / np.float32(COLORS.std)
 
 
 def cifar10(options: argparse.Namespace, part: str, count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -171,7 +184,7 @@ def split(options: argparse.Namespace) -> tuple[np.ndarray, ...]:
         if not file.exists():
             images, labels = cifar10(options, part, count)
             model = network(options, SIDE, include_top=False)
-            lower = kv.features(model, options.first - 1, norm=False, prefix_tokens=True)
+            lower = keras.Model(model.input, model.get_layer(f"blocks_{options.first}").input)
             with atomic_write(file) as path:
                 np.savez(path, tokens=lower.predict(images, verbose=0), labels=labels)
         with np.load(file) as kept:
@@ -272,6 +285,7 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("directory", type=Path, help="directory of the results")
     parser.add_argument("--weights", required=True, help="dinov2_vits14")
     parser.add_argument("--reference", type=Path, help="npz with images x and their tokens")
+    parser.add_argument("--photographs", type=Path, help="directory of images, for `blocks`")
     parser.add_argument("--cifar10", type=Path, help="npz with x_train, y_train, x_test, y_test")
     parser.add_argument("--forms", nargs="+", default=FORMS, choices=FORMS, help="of `compare`")
     parser.add_argument("--first", type=int, default=8, help="the first block that is trained")

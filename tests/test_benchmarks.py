@@ -133,9 +133,12 @@ def test_pretrained_networks_and_their_page(program, tmp_path, capsys, monkeypat
     np.savez(reference, x=images, tokens=model.predict(images, verbose=0))
 
     runs, page = tmp_path / "runs", tmp_path / "page.md"
+    (tmp_path / "photographs").mkdir()
+    Image.effect_noise((90, 60), 50).save(tmp_path / "photographs" / "noise.png")
     own = ["--smoke", "--weights", str(weights), "--reference", str(reference)]
     words = ["compare", "blocks", "probe", "tune", str(runs), *own, "--first", "2", "--seeds", "0"]
     words += ["--cifar10", images_and_file(source), "--images", "64"]
+    words += ["--photographs", str(tmp_path / "photographs")]
     words += ["--forms", "float32", "mixed_bfloat16"]
     program.main(words)
     results = {path.stem: json.loads(path.read_text()) for path in runs.glob("*.json")}
