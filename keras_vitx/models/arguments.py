@@ -21,7 +21,8 @@ from keras_vitx.layers import (
 from keras_vitx.layers.base import at_least_float32
 from keras_vitx.layers.initializers import initializers
 from keras_vitx.layers.sharing import check_similarity
-from keras_vitx.models.checks import check_counts, patch_grid
+from keras_vitx.layers.tokens import patch_grid
+from keras_vitx.models.checks import check_counts
 
 Layers = list[keras.layers.Layer]
 Factory = Callable[[int], keras.layers.Layer]
@@ -151,7 +152,8 @@ class ModelArguments:
         return self.pooling in ("avg", "max")
 
     def grid(self, patch_size: int, stride: int | None = None) -> tuple[int, int]:
-        """Return the number of rows and columns of patches; see `checks.patch_grid`."""
+        """Return the number of rows and columns of patches; see `layers.tokens.patch_grid`."""
+        check_counts(patch_size=patch_size, stride=1 if stride is None else stride)
         return patch_grid(self.input_shape, patch_size, stride)
 
     def blocks(

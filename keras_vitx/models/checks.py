@@ -4,35 +4,6 @@ import numbers
 from collections.abc import Sequence
 from typing import Any
 
-from keras_vitx.layers.tokens import nearest_sides
-
-
-def patch_grid(
-    image_shape: Sequence[int],
-    patch_size: int,
-    stride: int | None = None,
-    argument: str = "input_shape",
-) -> tuple[int, int]:
-    """Return the number of rows and columns of patches in an image `(height, width, ...)`.
-
-    Raises a ValueError, which names `argument`, if a side is not a multiple of `patch_size` or,
-    with a `stride`, is smaller than it.
-    """
-    check_counts(patch_size=patch_size, stride=1 if stride is None else stride)
-    sides = tuple(image_shape)[:2]
-    received = f"Received: {argument}={tuple(image_shape)}"
-    if stride is None and any(side % patch_size for side in sides):
-        raise ValueError(
-            f"`{argument}` must have sides that are multiples of the patch size {patch_size}. "
-            f"{received}; {nearest_sides(sides, patch_size)}."
-        )
-    if min(sides) < patch_size:
-        raise ValueError(
-            f"`{argument}` must have sides of at least the patch size {patch_size}. {received}."
-        )
-    rows, columns = ((side - patch_size) // (stride or patch_size) + 1 for side in sides)
-    return rows, columns
-
 
 def are_counts(values: Any, length: int) -> bool:
     """Return whether `values` is a tuple or a list of positive whole numbers."""

@@ -74,13 +74,10 @@ ERRORS = {
         "`patch_size` must be even... Received: patch_size=7": lambda: kvl.ConvStem(
             8, patch_size=7
         ),
-        "multiples of `patch_size`. Received: images of shape (8, 10, 3), patch_size=4; the "
-        "nearest is (8, 12)": lambda: kvl.ConvStem(8, (4,), 4).build(IMAGES),
-        "`patch_size`... (9, 8, 3), patch_size=4": (
-            lambda: PatchEmbedding(6, 4).build((None, 9, 8, 3))
-        ),
-        "`patch_size`... (None, 8, 3)": lambda: PatchEmbedding(6, 4).build((None, None, 8, 3)),
-        "at least `patch_size`... (3, 8, 3)": (
+        "`input_shape` must have sides that are multiples of the patch size 4. Received: "
+        "input_shape=(8, 10, 3); the nearest is (8, 12)": lambda: kvl.ConvStem(8, (4,), 4).build(IMAGES),
+        "`input_shape` ...=(None, 8, 3).": lambda: PatchEmbedding(6, 4).build((None, None, 8, 3)),
+        "at least the patch size 4. ...=(3, 8, 3)": (
             lambda: PatchEmbedding(6, 4, 2).build((None, 3, 8, 3))
         ),
         "`dim` must be a multiple ... Received: dim=12, width=8": (
