@@ -22,7 +22,7 @@ from keras_vitx.layers.base import at_least_float32
 from keras_vitx.layers.initializers import initializers
 from keras_vitx.layers.sharing import check_similarity
 from keras_vitx.layers.tokens import patch_grid
-from keras_vitx.models.checks import check_counts
+from keras_vitx.models.common import check_counts
 
 Layers = list[keras.layers.Layer]
 Factory = Callable[[int], keras.layers.Layer]

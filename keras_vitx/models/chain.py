@@ -23,7 +23,7 @@ from keras_vitx.layers.cait import ClassBlock
 from keras_vitx.layers.heads import MultiHead
 from keras_vitx.layers.preprocessing import ImagePreprocessing
 from keras_vitx.models import depth
-from keras_vitx.models.checks import check_counts
+from keras_vitx.models.common import check_counts
 from keras_vitx.models.multi_head import MultiHeadTraining
 from keras_vitx.positions import Grid, resample
 from keras_vitx.preprocessing import Preprocessing

@@ -75,7 +75,9 @@ ERRORS = {
             8, patch_size=7
         ),
         "`input_shape` must have sides that are multiples of the patch size 4. Received: "
-        "input_shape=(8, 10, 3); the nearest is (8, 12)": lambda: kvl.ConvStem(8, (4,), 4).build(IMAGES),
+        "input_shape=(8, 10, 3); the nearest is (8, 12)": lambda: kvl.ConvStem(8, (4,), 4).build(
+            IMAGES
+        ),
         "`input_shape` ...=(None, 8, 3).": lambda: PatchEmbedding(6, 4).build((None, None, 8, 3)),
         "at least the patch size 4. ...=(3, 8, 3)": (
             lambda: PatchEmbedding(6, 4, 2).build((None, 3, 8, 3))
