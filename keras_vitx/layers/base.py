@@ -13,9 +13,6 @@ from keras_vitx.layers import ops
 from keras_vitx.layers.initializers import initializers
 from keras_vitx.preprocessing import Preprocessing
 
-# Arguments in earlier files, with the value that each had unless a model was prepared to export.
-EARLIER = {"constant_positions": False, "normalize": True}
-
 
 def register(cls: type) -> type:
     """Class decorator: make `cls` loadable from a saved file as `keras_vitx>Name`."""
@@ -133,9 +130,6 @@ class Layer(keras.layers.Layer, metaclass=LayerType):
         given = {
             name: keras.saving.deserialize_keras_object(value) for name, value in config.items()
         }
-        for name, value in EARLIER.items():
-            if given.get(name) is value and name not in arguments(cls):
-                del given[name]
         adapted, frozen = given.pop("adapted", {}), given.pop("frozen", {})
         preprocessing = given.pop("preprocessing", None)
         layer = cls(**given)
