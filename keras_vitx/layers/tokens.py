@@ -6,7 +6,7 @@ import keras
 import numpy as np
 
 from keras_vitx.layers import ops
-from keras_vitx.layers.base import Layer, check_one_of, register
+from keras_vitx.layers.base import Layer, check_counts, check_one_of, register
 from keras_vitx.layers.initializers import initializers, normal, uniform
 from keras_vitx.positions import resample
 
@@ -241,8 +241,7 @@ class ClassToken(Layer):
 
     def __init__(self, count: int = 1, **kwargs):
         super().__init__(**kwargs)
-        if not isinstance(count, int) or count < 1:
-            raise ValueError(f"`count` must be a positive whole number. Received: {count!r}.")
+        check_counts(count=count)
         self.count = count
 
     def build(self, input_shape):

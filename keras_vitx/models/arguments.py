@@ -18,7 +18,7 @@ from keras_vitx.layers import (
     SharedMapsBlock,
     TokenPooling,
 )
-from keras_vitx.layers.base import at_least_float32
+from keras_vitx.layers.base import at_least_float32, check_one_of
 from keras_vitx.layers.initializers import initializers
 from keras_vitx.layers.sharing import check_similarity
 from keras_vitx.layers.tokens import patch_grid
@@ -129,9 +129,7 @@ class ModelArguments:
     strict: bool = True
 
     def __post_init__(self):
-        known = (None, *TokenPooling.poolings)
-        if self.pooling not in known:
-            raise ValueError(f"`pooling` must be one of {known}. Received: {self.pooling!r}.")
+        check_one_of("pooling", self.pooling, (None, *TokenPooling.poolings))
         check_counts(classes=self.classes)
         if isinstance(self.classifier_activation, keras.layers.Layer):
             raise ValueError(

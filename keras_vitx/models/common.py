@@ -7,6 +7,8 @@ from typing import Any
 import keras
 
 from keras_vitx.layers import ClassToken
+from keras_vitx.layers.base import check_counts as check_counts
+from keras_vitx.layers.base import is_count
 
 
 def class_tokens(distillation_token: bool = False) -> list[keras.layers.Layer]:
@@ -23,21 +25,7 @@ def last_norm() -> keras.layers.Layer:
 def are_counts(values: Any, length: int) -> bool:
     """Return whether `values` is a tuple or a list of positive whole numbers."""
     is_sequence = isinstance(values, (tuple, list)) and len(values) == length
-    return is_sequence and all(map(_is_count, values))
-
-
-def _is_count(number: Any, minimum: int = 1) -> bool:
-    is_whole = isinstance(number, numbers.Integral) and not isinstance(number, bool)
-    return is_whole and number >= minimum
-
-
-def check_counts(minimum: int = 1, **counts: Any) -> None:
-    """Raise a ValueError unless each of `counts` is an integer of at least `minimum`."""
-    for name, count in counts.items():
-        if not _is_count(count, minimum):
-            raise ValueError(
-                f"`{name}` must be a whole number of at least {minimum}. Received: {count!r}."
-            )
+    return is_sequence and all(map(is_count, values))
 
 
 def check_heads(dim: int, num_heads: int) -> None:
