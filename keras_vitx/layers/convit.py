@@ -114,9 +114,6 @@ class PositionalAttention(Attention):
     def logits_of(self, query, key):
         return super().logits_of(query, key) + self.over_pairs(*self.positions(), ops.add)
 
-    def fused(self, query, key, value, training=False, mask=None):
-        return self.aggregate(self.weights_of(query, key, training, mask), value, training)
-
     def positions(self):
         r"""Return the positional logits, `(heads, rows, rows)` and `(heads, columns, columns)`.
 
@@ -189,8 +186,7 @@ class GatedPositionalAttention(PositionalAttention):
     def weights_of(self, query, key, training=False, mask=None):
         gate = self.gates()
         content = ops.cast(super().weights_of(query, key, training, mask), self.compute_dtype)
-        positional = self.positional_maps(mask)
-        return (1 - gate) * content + gate * positional
+        return (1 - gate) * content + gate * self.positional_maps(mask)
 
     def positional_maps(self, mask=None):
         """Return the softmax of the positional logits, over the allowed keys."""
@@ -205,7 +201,7 @@ class GatedPositionalAttention(PositionalAttention):
     def fused(self, query, key, value, training=False, mask=None):
         if mask is not None:
             # The positional map differs between images and is no product over the axes.
-            return super().fused(query, key, value, training, mask)
+            return self.aggregate(self.weights_of(query, key, training, mask), value, training)
         gate = self.gates()
         by_row, by_column = map(ops.softmax, self.positions())
         content = ops.attention(query, key, value, training=training)
