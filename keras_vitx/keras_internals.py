@@ -42,11 +42,20 @@ def calls(layer: Any) -> list[tuple[Any, set[int], set[int]]] | None:
     if isinstance(layer, (keras.Sequential, keras.layers.Pipeline)):
         line = enumerate([None, *layer.layers])
         return [(one, {index - 1} if index else set(), {index}) for index, one in line]
-    nodes = getattr(layer, "_nodes_by_depth", None)
-    return nodes and [
+    return nodes(layer) and [
         (node.operation, set(map(id, node.input_tensors)), set(map(id, node.outputs)))
-        for depth in sorted(nodes, reverse=True)
-        for node in nodes[depth]
+        for node in nodes(layer)
+    ]
+
+
+def nodes(model: Any) -> list[Any] | None:
+    """Return Keras's records of the calls in a functional model, in order; None for any other.
+
+    Each has the `operation`, its `arguments`, `input_tensors` and `outputs`.
+    """
+    by_depth = getattr(model, "_nodes_by_depth", None)
+    return by_depth and [
+        node for depth in sorted(by_depth, reverse=True) for node in by_depth[depth]
     ]
 
 

@@ -305,14 +305,10 @@ def trained(model):
     return model.fit(*data, batch_size=4, epochs=2, shuffle=False, verbose=0).history["loss"]
 
 
-def takes_training(layer):
-    """Whether `call` of a layer has an argument `training`."""
-    return "training" in layer.call_signature_parameters
-
-
 def call(layer, x, training=False):
     """Call a layer, which may have no argument `training`."""
-    return layer(x, training=training) if takes_training(layer) else layer(x)
+    takes_training = "training" in layer.call_signature_parameters
+    return layer(x, training=training) if takes_training else layer(x)
 
 
 def joined(outputs):

@@ -202,7 +202,14 @@ class Attention(Layer):
 
     def check_shared(self, tokens, shared):
         """Raise a ValueError unless the layer can use what it receives, given both shapes."""
-        check_shared_maps(tokens, shared, self.num_heads)
+        expected = (None, self.num_heads, tokens[1], tokens[1])
+        pairs = zip(shared, expected, strict=True)
+        if any(None not in pair and pair[0] != pair[1] for pair in pairs):
+            raise ValueError(
+                "The shared maps must have the shape (batch, heads, tokens, tokens) of the "
+                f"attention that receives them, {expected}. "
+                f"Received: maps of shape {tuple(shared)}."
+            )
 
     def project(self, y, training=False):
         """Project the aggregated values of all heads to the output of the layer."""
@@ -247,17 +254,6 @@ class Attention(Layer):
         """Reshape `(batch, tokens, heads * size)` to `(batch, tokens, heads, size)`."""
         batch, tokens, width = ops.shape(x)
         return ops.reshape(x, (batch, tokens, width // self.size, self.size))
-
-
-def check_shared_maps(tokens: tuple, maps: tuple, num_heads: int) -> None:
-    """Check that shared maps have one row and one column per token, and `num_heads` heads."""
-    expected = (None, num_heads, tokens[1], tokens[1])
-    pairs = zip(maps, expected, strict=True)
-    if any(None not in pair and pair[0] != pair[1] for pair in pairs):
-        raise ValueError(
-            "The shared maps must have the shape (batch, heads, tokens, tokens) of the attention "
-            f"that receives them, {expected}. Received: maps of shape {tuple(maps)}."
-        )
 
 
 def as_mask(attention_mask: Any, queries: Any, keys: Any) -> Any:

@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import numbers
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,9 +13,6 @@ from keras_vitx.keras_internals import children, sublayers
 from keras_vitx.layers import ops
 from keras_vitx.layers.initializers import initializers
 from keras_vitx.preprocessing import Preprocessing
-
-# Arguments in earlier files, with the value that each had unless a model was prepared to export.
-EARLIER = {"constant_positions": False, "normalize": True}
 
 
 def register(cls: type) -> type:
@@ -71,6 +69,21 @@ def check_one_of(name: str, value: Any, known: tuple) -> None:
     """Check an argument that chooses one of several forms."""
     if value not in known:
         raise ValueError(f"`{name}` must be one of {known}. Received: {value!r}.")
+
+
+def is_count(number: Any, minimum: int = 1) -> bool:
+    """Return whether `number` is an integer of at least `minimum`."""
+    is_whole = isinstance(number, numbers.Integral) and not isinstance(number, bool)
+    return is_whole and number >= minimum
+
+
+def check_counts(minimum: int = 1, **counts: Any) -> None:
+    """Raise a ValueError unless each of `counts` is an integer of at least `minimum`."""
+    for name, count in counts.items():
+        if not is_count(count, minimum):
+            raise ValueError(
+                f"`{name}` must be a whole number of at least {minimum}. Received: {count!r}."
+            )
 
 
 class LayerType(type):
@@ -133,9 +146,6 @@ class Layer(keras.layers.Layer, metaclass=LayerType):
         given = {
             name: keras.saving.deserialize_keras_object(value) for name, value in config.items()
         }
-        for name, value in EARLIER.items():
-            if given.get(name) is value and name not in arguments(cls):
-                del given[name]
         adapted, frozen = given.pop("adapted", {}), given.pop("frozen", {})
         preprocessing = given.pop("preprocessing", None)
         layer = cls(**given)

@@ -4,7 +4,7 @@ import keras
 
 from keras_vitx.layers import ops
 from keras_vitx.layers.attention import Attention
-from keras_vitx.layers.base import Layer, build_all, is_own, register
+from keras_vitx.layers.base import Layer, build_all, check_one_of, is_own, register
 from keras_vitx.layers.regularization import DropPath, LayerScale
 
 
@@ -63,10 +63,7 @@ class Block(Layer):
         for argument, layer in (("attention", attention), ("mlp", mlp)):
             if not isinstance(layer, keras.layers.Layer):
                 raise ValueError(f"`{argument}` must be a layer. Received: {layer!r}.")
-        if residual_dtype not in (None, "float32"):
-            raise ValueError(
-                f"`residual_dtype` must be None or 'float32'. Received: {residual_dtype!r}."
-            )
+        check_one_of("residual_dtype", residual_dtype, (None, "float32"))
         if residual_scale <= 0:
             raise ValueError(
                 f"`residual_scale` must be above 0. Received: residual_scale={residual_scale}."

@@ -3,7 +3,7 @@
 import keras
 
 from keras_vitx.layers import ops
-from keras_vitx.layers.base import Layer, check_one_of, register
+from keras_vitx.layers.base import Layer, check_counts, check_one_of, register
 from keras_vitx.layers.initializers import start_from
 from keras_vitx.layers.maps import MapLayer
 
@@ -124,8 +124,7 @@ class UniformHeads(MapLayer):
 
     def __init__(self, count: int = 1, **kwargs):
         super().__init__(**kwargs)
-        if count < 1:
-            raise ValueError(f"`count` must be at least 1. Received: {count}.")
+        check_counts(count=count)
         self.count = count
 
     def heads_of(self, heads):

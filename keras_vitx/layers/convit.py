@@ -114,16 +114,13 @@ class PositionalAttention(Attention):
     def logits_of(self, query, key):
         return super().logits_of(query, key) + self.over_pairs(*self.positions(), ops.add)
 
-    def fused(self, query, key, value, training=False, mask=None):
-        return self.aggregate(self.weights_of(query, key, training, mask), value, training)
-
     def positions(self):
         r"""Return the positional logits, `(heads, rows, rows)` and `(heads, columns, columns)`.
 
         As $|\delta|^2$ is a sum over the axes, so are the logits of a pair of patches.
         """
         offsets = (ops.cast(each, self.compute_dtype) for each in self.offsets())
-        return [_heads_first(self.run(self.pos_proj, each)) for each in offsets]
+        return [ops.transpose(self.run(self.pos_proj, each), (2, 0, 1)) for each in offsets]
 
     def offsets(self):
         """Return $r$ between all rows, (0, y, y²), and between all columns, (x, 0, x²)."""
@@ -189,18 +186,22 @@ class GatedPositionalAttention(PositionalAttention):
     def weights_of(self, query, key, training=False, mask=None):
         gate = self.gates()
         content = ops.cast(super().weights_of(query, key, training, mask), self.compute_dtype)
-        positional = self.positional_maps(mask)
-        return (1 - gate) * content + gate * positional
+        return (1 - gate) * content + gate * self.positional_maps(mask)
 
     def positional_maps(self, mask=None):
         """Return the softmax of the positional logits, over the allowed keys."""
         maps = self.over_pairs(*map(ops.softmax, self.positions()), ops.multiply)
-        return maps if mask is None else renormalized(maps[None], mask)
+        if mask is None:
+            return maps
+        allowed = ops.zero_masked(ops.at_least_float32(maps[None]), mask)
+        sums = ops.sum(allowed, axis=-1, keepdims=True)
+        # A query without a key gives 0.
+        return ops.cast(allowed / ops.where(sums > 0, sums, ops.ones_like(sums)), maps.dtype)
 
     def fused(self, query, key, value, training=False, mask=None):
         if mask is not None:
             # The positional map differs between images and is no product over the axes.
-            return super().fused(query, key, value, training, mask)
+            return self.aggregate(self.weights_of(query, key, training, mask), value, training)
         gate = self.gates()
         by_row, by_column = map(ops.softmax, self.positions())
         content = ops.attention(query, key, value, training=training)
@@ -219,14 +220,3 @@ class GatedPositionalAttention(PositionalAttention):
         values = ops.reshape(ops.matmul(by_row, merged), ops.shape(values))
         values = ops.matmul(by_column[:, None, None], values)
         return ops.reshape(ops.transpose(values, (2, 1, 3, 0, 4)), ops.shape(value))
-
-
-def renormalized(maps, mask):
-    """Return non-negative maps over the allowed keys, with rows that sum to 1, or to 0 without."""
-    allowed = ops.zero_masked(ops.at_least_float32(maps), mask)
-    sums = ops.sum(allowed, axis=-1, keepdims=True)
-    return ops.cast(allowed / ops.where(sums > 0, sums, ops.ones_like(sums)), maps.dtype)
-
-
-def _heads_first(logits):
-    return ops.transpose(logits, (2, 0, 1))

@@ -2,7 +2,7 @@
 
 from keras_vitx.layers import ops
 from keras_vitx.layers.attention import Attention
-from keras_vitx.layers.base import build_all, check_one_of, register
+from keras_vitx.layers.base import build_all, check_counts, check_one_of, register
 from keras_vitx.layers.initializers import uniform
 from keras_vitx.layers.maps import MapLayer, MapNormalization, convolution_1x1
 
@@ -114,7 +114,7 @@ class Refinement(MapLayer):
         **kwargs,
     ):
         super().__init__(**kwargs)
-        check_expansion(expansion)
+        check_counts(expansion=expansion)
         self.expansion = expansion
         self.kernel_size = kernel_size
         self.reduction = reduction
@@ -161,7 +161,7 @@ class ResidualRefinement(MapLayer):
 
     def __init__(self, expansion: int = 3, kernel_size: int = 3, map_scale: float = 1.0, **kwargs):
         super().__init__(**kwargs)
-        check_expansion(expansion)
+        check_counts(expansion=expansion)
         self.expansion = expansion
         self.kernel_size = kernel_size
         self.map_scale = map_scale
@@ -207,9 +207,3 @@ def RefinedAttention(
     own = {"name": "refinement", "dtype": kwargs.get("dtype")}
     layer = Refinement(expansion, kernel_size, reduction, constraint, grid, **own)
     return Attention(num_heads, on_weights=[layer], **kwargs)
-
-
-def check_expansion(expansion: int) -> None:
-    """Check the ratio of the attention expansion."""
-    if expansion < 1:
-        raise ValueError(f"`expansion` must be at least 1. Received: expansion={expansion}.")

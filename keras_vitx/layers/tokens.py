@@ -6,7 +6,7 @@ import keras
 import numpy as np
 
 from keras_vitx.layers import ops
-from keras_vitx.layers.base import Layer, check_one_of, register
+from keras_vitx.layers.base import Layer, check_counts, check_one_of, register
 from keras_vitx.layers.initializers import initializers, normal, uniform
 from keras_vitx.positions import resample
 
@@ -41,7 +41,7 @@ class PatchEmbedding(Layer):
         self.initialization = initialization
 
     def build(self, input_shape):
-        self.new_grid = _grid(input_shape, self.patch_size, self.stride)
+        self.new_grid = patch_grid(input_shape[1:], self.patch_size, self.stride)
         start, strides = self.initialization, self.stride or self.patch_size
         self.proj = _convolution(
             self, "proj", self.dim, input_shape, self.patch_size, start, strides=strides
@@ -85,7 +85,7 @@ class ConvStem(Layer):
         self.patch_size = patch_size
 
     def build(self, input_shape):
-        self.new_grid = _grid(input_shape, self.patch_size)
+        self.new_grid = patch_grid(input_shape[1:], self.patch_size)
         self.convolutions, self.norms = [], []
         shape = tuple(input_shape)
         for index, channels in enumerate(self.channels, start=1):
@@ -241,8 +241,7 @@ class ClassToken(Layer):
 
     def __init__(self, count: int = 1, **kwargs):
         super().__init__(**kwargs)
-        if not isinstance(count, int) or count < 1:
-            raise ValueError(f"`count` must be a positive whole number. Received: {count!r}.")
+        check_counts(count=count)
         self.count = count
 
     def build(self, input_shape):
@@ -335,21 +334,26 @@ def _flatten(images):
     return ops.reshape(images, (batch, rows * columns, dim))
 
 
-def _grid(input_shape, patch_size, stride=None):
-    """Return the rows and columns of patches of images of `input_shape`."""
-    sides = tuple(input_shape[1:3])
-    for side in sides:
-        if side is None or side < patch_size or (stride is None and side % patch_size):
-            fit = "at least" if stride else "multiples of"
-            hint = "" if stride or None in sides else f"; {nearest_sides(sides, patch_size)}"
-            raise ValueError(
-                f"Height and width of the images must be {fit} `patch_size`. Received: "
-                f"images of shape {tuple(input_shape[1:])}, patch_size={patch_size}{hint}."
-            )
-    return tuple((side - patch_size) // (stride or patch_size) + 1 for side in sides)
+def patch_grid(
+    image_shape: Sequence[int],
+    patch_size: int,
+    stride: int | None = None,
+    argument: str = "input_shape",
+) -> tuple[int, int]:
+    """Return the number of rows and columns of patches in an image `(height, width, ...)`.
 
-
-def nearest_sides(sides: Sequence[int], patch_size: int) -> str:
-    """Return, for an error message, the nearest sides that are multiples of the patch size."""
-    fit = tuple(max(patch_size, int(side / patch_size + 0.5) * patch_size) for side in sides)
-    return f"the nearest is {fit}"
+    Raises a ValueError, which names `argument`, if a side is not a multiple of `patch_size` or,
+    with a `stride`, is smaller than it.
+    """
+    sides = tuple(image_shape[:2])
+    if any(s is None or s < patch_size or (not stride and s % patch_size) for s in sides):
+        fit, hint = "of at least" if stride else "that are multiples of", ""
+        if not stride and None not in sides:
+            fitting = (max(1, int(side / patch_size + 0.5)) * patch_size for side in sides)
+            hint = f"; the nearest is {tuple(fitting)}"
+        raise ValueError(
+            f"`{argument}` must have sides {fit} the patch size {patch_size}. "
+            f"Received: {argument}={tuple(image_shape)}{hint}."
+        )
+    rows, columns = ((side - patch_size) // (stride or patch_size) + 1 for side in sides)
+    return rows, columns

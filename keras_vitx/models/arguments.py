@@ -18,10 +18,11 @@ from keras_vitx.layers import (
     SharedMapsBlock,
     TokenPooling,
 )
-from keras_vitx.layers.base import at_least_float32
+from keras_vitx.layers.base import at_least_float32, check_one_of
 from keras_vitx.layers.initializers import initializers
 from keras_vitx.layers.sharing import check_similarity
-from keras_vitx.models.checks import check_counts, patch_grid
+from keras_vitx.layers.tokens import patch_grid
+from keras_vitx.models.common import check_counts
 
 Layers = list[keras.layers.Layer]
 Factory = Callable[[int], keras.layers.Layer]
@@ -128,9 +129,7 @@ class ModelArguments:
     strict: bool = True
 
     def __post_init__(self):
-        known = (None, *TokenPooling.poolings)
-        if self.pooling not in known:
-            raise ValueError(f"`pooling` must be one of {known}. Received: {self.pooling!r}.")
+        check_one_of("pooling", self.pooling, (None, *TokenPooling.poolings))
         check_counts(classes=self.classes)
         if isinstance(self.classifier_activation, keras.layers.Layer):
             raise ValueError(
@@ -151,7 +150,8 @@ class ModelArguments:
         return self.pooling in ("avg", "max")
 
     def grid(self, patch_size: int, stride: int | None = None) -> tuple[int, int]:
-        """Return the number of rows and columns of patches; see `checks.patch_grid`."""
+        """Return the number of rows and columns of patches; see `layers.tokens.patch_grid`."""
+        check_counts(patch_size=patch_size, stride=1 if stride is None else stride)
         return patch_grid(self.input_shape, patch_size, stride)
 
     def blocks(

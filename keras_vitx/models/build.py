@@ -22,7 +22,7 @@ from keras_vitx.layers.base import to_python
 from keras_vitx.layers.initializers import start_anew, without_drawing
 from keras_vitx.models.arguments import Layers, ModelArguments
 from keras_vitx.models.chain import Chain
-from keras_vitx.models.checks import are_counts
+from keras_vitx.models.common import are_counts
 from keras_vitx.preprocessing import IMAGENET_DEFAULT, ModelInput, Preprocessing
 from keras_vitx.text import nearest
 from keras_vitx.weights.catalog import CONSTRUCTORS

@@ -5,10 +5,10 @@ from collections.abc import Collection
 import keras
 
 from keras_vitx.layers import MLP, Attention, ContextBroadcasting, PatchEmbedding, PositionEmbedding
+from keras_vitx.layers.base import check_one_of
 from keras_vitx.models.arguments import Layers, ModelArguments
 from keras_vitx.models.build import family
-from keras_vitx.models.checks import check_counts, check_heads
-from keras_vitx.models.common import class_tokens, last_norm
+from keras_vitx.models.common import check_counts, check_heads, class_tokens, last_norm
 from keras_vitx.preprocessing import IMAGENET_DEFAULT
 from keras_vitx.weights.names import Row, Table
 
@@ -63,9 +63,8 @@ def CBViT(
     grid = args.grid(patch_size)
     check_heads(dim, num_heads)
     check_counts(depth=depth)
-    for name, value, known in (("position", position, SLOTS), ("where", where, BRANCHES)):
-        if value not in known:
-            raise ValueError(f"`{name}` must be one of {tuple(known)}. Received: {value!r}.")
+    check_one_of("position", position, tuple(SLOTS))
+    check_one_of("where", where, tuple(BRANCHES))
     if position == "middle" and where != "mlp":
         raise ValueError(
             "position='middle' is after the activation of the MLP: give where='mlp'. "

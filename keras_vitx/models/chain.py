@@ -23,7 +23,7 @@ from keras_vitx.layers.cait import ClassBlock
 from keras_vitx.layers.heads import MultiHead
 from keras_vitx.layers.preprocessing import ImagePreprocessing
 from keras_vitx.models import depth
-from keras_vitx.models.checks import check_counts
+from keras_vitx.models.common import check_counts
 from keras_vitx.models.multi_head import MultiHeadTraining
 from keras_vitx.positions import Grid, resample
 from keras_vitx.preprocessing import Preprocessing
@@ -430,8 +430,8 @@ class Chain(MultiHeadTraining, ImageModel):
         return _portable(super().get_compile_config())
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
-        """Compile the model from a config, written under any backend."""
-        self.compile(**keras.saving.deserialize_keras_object(_portable(config)))
+        """Compile the model from a config that `get_compile_config` wrote under any backend."""
+        self.compile(**keras.saving.deserialize_keras_object(config))
         # Not before `compile`: the values of its variables are loaded next.
         self.optimizer.build(self.trainable_variables)
 

@@ -1,8 +1,14 @@
-"""Layers that several families have in common."""
+"""Layers, and checks of arguments, that several families have in common."""
+
+import numbers
+from collections.abc import Sequence
+from typing import Any
 
 import keras
 
 from keras_vitx.layers import ClassToken
+from keras_vitx.layers.base import check_counts as check_counts
+from keras_vitx.layers.base import is_count
 
 
 def class_tokens(distillation_token: bool = False) -> list[keras.layers.Layer]:
@@ -14,3 +20,35 @@ def class_tokens(distillation_token: bool = False) -> list[keras.layers.Layer]:
 def last_norm() -> keras.layers.Layer:
     """Return the norm after the last block."""
     return keras.layers.LayerNormalization(epsilon=1e-6, name="norm")
+
+
+def are_counts(values: Any, length: int) -> bool:
+    """Return whether `values` is a tuple or a list of positive whole numbers."""
+    is_sequence = isinstance(values, (tuple, list)) and len(values) == length
+    return is_sequence and all(map(is_count, values))
+
+
+def check_heads(dim: int, num_heads: int) -> None:
+    """Raise a ValueError unless `num_heads` divides `dim`."""
+    check_counts(dim=dim, num_heads=num_heads)
+    if dim % num_heads:
+        raise ValueError(
+            f"`num_heads` must divide `dim`. Received: num_heads={num_heads}, dim={dim}."
+        )
+
+
+def scale_factor(scale: Any, shape: Sequence[int]) -> int:
+    """Return by how much the sides of a map grow or shrink: `scale` or its inverse.
+
+    Raises a ValueError if `scale` is no power of two, or nothing would be left of the map.
+    """
+    is_number = isinstance(scale, numbers.Real) and not isinstance(scale, bool) and scale > 0
+    factor = round(max(scale, 1 / scale)) if is_number else 0
+    if not is_number or max(scale, 1 / scale) != factor or factor & (factor - 1):
+        raise ValueError(f"`scales` must be powers of two, such as 4 or 0.5. Received: {scale!r}.")
+    if scale < 1 and min(shape) < factor:
+        raise ValueError(
+            f"`scales` must leave at least one position of a map of {shape[0]} x {shape[1]}. "
+            f"Received: {scale!r}."
+        )
+    return factor

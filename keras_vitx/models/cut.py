@@ -2,6 +2,7 @@
 
 import keras
 
+from keras_vitx.keras_internals import nodes
 from keras_vitx.models.chain import Chain
 
 
@@ -35,7 +36,9 @@ def as_chain(model: keras.Model, like: Chain | None = None) -> keras.Model:
             "`model` must be a functional model of one input, such as "
             f"keras.Model(base.input, outputs). Received: {type(model).__name__} {model.name!r}."
         )
-    line, end, outputs = _line(model)
+    # Of a `Sequential`, too.
+    functional = keras.Model(model.inputs, model.outputs)
+    line, end = _line(functional)
     if not line:
         raise ValueError(
             "`model` must begin with a line of layers, in which each takes the output of the one "
@@ -44,7 +47,7 @@ def as_chain(model: keras.Model, like: Chain | None = None) -> keras.Model:
     layers = [
         step for layer in line for step in (layer.layers if isinstance(layer, Chain) else [layer])
     ]
-    is_whole = _ids(end) == _ids(outputs)
+    is_whole = _ids(end) == _ids(functional.outputs)
     arguments = {}
     if like is not None:
         names = ("family", "scan", "remat")
@@ -59,43 +62,32 @@ def as_chain(model: keras.Model, like: Chain | None = None) -> keras.Model:
     if is_whole:
         return chain
     images = keras.Input(model.input_shape[1:], dtype=model.inputs[0].dtype)
-    rest = keras.Model(end, keras.tree.pack_sequence_as(model.output, outputs))
+    end = keras.tree.pack_sequence_as(chain.output, end)
+    rest = keras.Model(end, keras.tree.pack_sequence_as(model.output, functional.outputs))
     return keras.Model(images, rest(chain(images)), name=model.name)
 
 
 def _line(model):
-    """Return the line of layers that a model begins with, its output, and the model's outputs.
-
-    The operations are called again on other symbolic inputs, which shows what each reads.
-    """
-    calls = []
-
-    def call(operation, *args, **kwargs):
-        calls.append((operation, args, kwargs, operation(*args, **kwargs)))
-        return calls[-1][-1]
-
-    # Not of the model itself, which may be compiled.
-    again = keras.models.clone_model(
-        keras.Model(model.inputs, model.outputs),
-        clone_function=lambda layer: layer,
-        call_function=call,
-    )
-    line, end, outputs = [], again.inputs, again.outputs
-    for operation, args, kwargs, returned in calls:
-        users = [call for call in calls if set(_ids(end)) & set(_ids(call[1:3]))]
+    """Return the line of layers that a functional model begins with, and the tensors it returns."""
+    line, end = [], model.inputs
+    for node in nodes(model)[1:]:
+        users = [
+            one for one in nodes(model) if not set(_ids(end)).isdisjoint(_ids(one.input_tensors))
+        ]
+        args, kwargs = node.arguments.args, node.arguments.kwargs
         # Keras records the default `training=False`, and replaces it when the model runs.
         is_plain = len(args) == 1 and all(value in (None, False) for value in kwargs.values())
         if (
             len(users) != 1
-            or set(_ids(end)) & set(_ids(outputs))
+            or not set(_ids(end)).isdisjoint(_ids(model.outputs))
             or not (is_plain and _ids(args) == _ids(end))
-            or not isinstance(operation, keras.layers.Layer)
-            or any(operation is layer for layer in line)
+            or not isinstance(node.operation, keras.layers.Layer)
+            or any(node.operation is layer for layer in line)
         ):
             break
-        line.append(operation)
-        end = returned
-    return line, end, outputs
+        line.append(node.operation)
+        end = node.outputs
+    return line, end
 
 
 def _ids(tensors) -> list[int]:

@@ -6,11 +6,11 @@ from typing import Any
 
 import keras
 
-from keras_vitx.layers import Block, ClassBlock
+from keras_vitx.layers import ClassBlock
 from keras_vitx.layers.base import register, serialize, to_python
-from keras_vitx.layers.tokens import PatchMap
+from keras_vitx.layers.tokens import PatchMap, patch_grid
 from keras_vitx.models.chain import Chain, ImageModel, grid_after
-from keras_vitx.models.checks import are_counts, patch_grid, scale_factor
+from keras_vitx.models.common import are_counts, scale_factor
 from keras_vitx.models.cut import as_chain
 from keras_vitx.text import nearest
 
@@ -220,11 +220,7 @@ def _through(layers, x):
 
 def _block_names(chain, blocks):
     """Return the names of blocks that are given by index or name."""
-    known = [
-        step.name
-        for step in chain.layers
-        if isinstance(step, Block) and not isinstance(step, ClassBlock)
-    ]
+    known = [block.name for block in chain.blocks if not isinstance(block, ClassBlock)]
     if not known:
         raise ValueError(f"The model {chain.name!r} has no blocks (keras_vitx.layers.Block).")
     if not isinstance(blocks, (list, tuple, range)) or not len(blocks):

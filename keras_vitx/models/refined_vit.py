@@ -12,10 +12,10 @@ from keras_vitx.layers import (
     ResidualRefinement,
     SharedAttention,
 )
+from keras_vitx.layers.base import check_one_of
 from keras_vitx.models.arguments import Layers, ModelArguments, Similarity
 from keras_vitx.models.build import family
-from keras_vitx.models.checks import check_counts, check_heads
-from keras_vitx.models.common import class_tokens, last_norm
+from keras_vitx.models.common import check_counts, check_heads, class_tokens, last_norm
 from keras_vitx.preprocessing import IMAGENET_INCEPTION
 from keras_vitx.weights.names import Row, Table
 
@@ -104,8 +104,7 @@ def RefinedViT(
     check_heads(dim, num_heads)
     check_counts(depth=depth, expansion=expansion, kernel_size=kernel_size)
     check_counts(minimum=0, shared_depth=shared_depth)
-    if refiner not in ("released", "paper", None):
-        raise ValueError(f"`refiner` must be 'released', 'paper' or None. Received: {refiner!r}.")
+    check_one_of("refiner", refiner, ("released", "paper", None))
     if refiner == "released" and not (reduction and constraint is None):
         raise ValueError(
             "`reduction` and `constraint` belong to refiner='paper'. "
@@ -133,12 +132,9 @@ def RefinedViT(
         scale = [] if layer_scale is None else [LayerScale(layer_scale, name="scale_channel")]
         return MLP(mlp_ratio, dropout=args.dropout, on_output=scale)
 
-    if conv_stem:
-        stem = ConvStem(dim, (32, 64, 128), patch_size, name="patch_embed")
-    else:
-        stem = PatchEmbedding(dim, patch_size, name="patch_embed")
+    stem = {"dim": dim, "patch_size": patch_size, "name": "patch_embed"}
     return [
-        stem,
+        ConvStem(channels=(32, 64, 128), **stem) if conv_stem else PatchEmbedding(**stem),
         *class_tokens(),
         PositionEmbedding(grid, 1, name="pos_embed"),
         *args.blocks(

@@ -9,8 +9,7 @@ import keras
 from keras_vitx.layers import MLP, Attention, PatchEmbedding, PositionEmbedding, RegisterTokens
 from keras_vitx.models.arguments import Layers, ModelArguments
 from keras_vitx.models.build import family
-from keras_vitx.models.checks import check_counts, check_heads
-from keras_vitx.models.common import class_tokens, last_norm
+from keras_vitx.models.common import check_counts, check_heads, class_tokens, last_norm
 from keras_vitx.preprocessing import IMAGENET_DEFAULT
 from keras_vitx.weights.names import Row, Table
 

@@ -23,19 +23,16 @@ def masked(layer, *shape):
 ERRORS = {
     ValueError: {
         "`kernel_size` must be odd ... Received: kernel_size=2": lambda: LocalMapConvolution(2),
-        "`kernel_size` must ...=-1": lambda: kvl.Refinement(kernel_size=-1),
         "`kernel_size` must ...=4": lambda: kvl.ResidualRefinement(kernel_size=4),
-        "`expansion` must be at least 1. Received: expansion=0": lambda: kvl.ResidualRefinement(0),
-        "`expansion` must ...=-1": lambda: kvl.RefinedAttention(2, expansion=-1),
+        "`expansion` must be a whole number of ... Received: 0": lambda: kvl.ResidualRefinement(0),
+        "`expansion` must ... -1": lambda: kvl.RefinedAttention(2, expansion=-1),
         "`constraint` must be one of ... Received: 'rows'": lambda: LocalMapConvolution(3, "rows"),
-        "`constraint` must ... 'columns'": lambda: kvl.Refinement(constraint="columns"),
         "`grid` must be given ... Received: grid=None": lambda: LocalMapConvolution(3, "spatial"),
         "`grid` must have no more patches than there are keys. Received: grid=(2, 3), keys=5": (
             lambda: LocalMapConvolution(3, "spatial", (2, 3)).build(MAPS)
         ),
         "`num_heads` must be a square ... Received: num_heads=6. With conv_start='partial', the "
         "first 4 heads start so and the other 2 at random": lambda: kvl.GatedPositionalAttention(6),
-        "`num_heads` must ... Received: num_heads=2": lambda: kvl.PositionalAttention(2),
         "`conv_start` must be one of ... Received: 'half'": lambda: kvl.PositionalAttention(
             4, conv_start="half"
         ),
@@ -49,38 +46,29 @@ ERRORS = {
             of_maps(kvl.SharedAttention, None, 4, 5, 5)
         ),
         "shared maps ... (None, 2, 5, 6)": of_maps(kvl.SharedAttention, None, 2, 5, 6),
-        "shared maps ... (None, 2, 6, 5)": of_maps(kvl.SharedAttention, None, 2, 6, 5),
         "shared maps ... (None, 3, 5, 5)": of_maps(kvl.AccumulatingAttention, None, 3, 5, 5),
-        "shared maps ... (None, 2, 5, 7)": of_maps(kvl.AccumulatingAttention, None, 2, 5, 7),
-        "shared maps ... (None, 2, 7, 5)": of_maps(kvl.AccumulatingAttention, None, 2, 7, 5),
         "shared maps ... (3, 2, 4, 4)": lambda: kvl.SharedAttention(2)((X, numbers((3, 2, 4, 4)))),
-        "shared maps ... (3, 2, 3, 3)": (
-            lambda: kvl.AccumulatingAttention(2)((X, numbers((3, 2, 3, 3))))
-        ),
         "`temperature` must be above 0. Received: 0": lambda: kvl.Temperature(0),
-        "`temperature` must ... -0.5": lambda: kvl.Temperature(-0.5, learnable=True),
         "`context` must be one of ... Received: 'median'": lambda: kvl.ContextBroadcasting(
             "median"
         ),
         "`scale` must be None with context='class_product', ... Received: scale=0.1": (
             lambda: kvl.ContextBroadcasting("class_product", scale=0.1)
         ),
-        "`count` must be at least 1. Received: 0": lambda: kvl.UniformHeads(0),
-        "`count` must be a positive whole number. Received: 0": lambda: kvl.ClassToken(0),
-        "`rate` must be in [0, 1). Received: rate=-0.1": lambda: kvl.DropPath(-0.1),
+        "`count` must be ... at least 1. Received: 0": lambda: kvl.UniformHeads(0),
+        "`count` must be a whole number of at least 1. Received: 0": lambda: kvl.ClassToken(0),
         "`rate` must be in [0, 1). Received: rate=1.": lambda: kvl.DropPath(1),
         "`rate` must be in [0, 1). Received: rate=1.5": lambda: kvl.DropPath().set_rate(1.5),
         "`pooling` must be one of ... Received: 'median'": lambda: kvl.TokenPooling("median"),
         "`patch_size` must be even... Received: patch_size=7": lambda: kvl.ConvStem(
             8, patch_size=7
         ),
-        "multiples of `patch_size`. Received: images of shape (8, 10, 3), patch_size=4; the "
-        "nearest is (8, 12)": lambda: kvl.ConvStem(8, (4,), 4).build(IMAGES),
-        "`patch_size`... (9, 8, 3), patch_size=4": (
-            lambda: PatchEmbedding(6, 4).build((None, 9, 8, 3))
+        "`input_shape` must have sides that are multiples of the patch size 4. Received: "
+        "input_shape=(8, 10, 3); the nearest is (8, 12)": lambda: kvl.ConvStem(8, (4,), 4).build(
+            IMAGES
         ),
-        "`patch_size`... (None, 8, 3)": lambda: PatchEmbedding(6, 4).build((None, None, 8, 3)),
-        "at least `patch_size`... (3, 8, 3)": (
+        "`input_shape` ...=(None, 8, 3).": lambda: PatchEmbedding(6, 4).build((None, None, 8, 3)),
+        "at least the patch size 4. ...=(3, 8, 3)": (
             lambda: PatchEmbedding(6, 4, 2).build((None, 3, 8, 3))
         ),
         "`dim` must be a multiple ... Received: dim=12, width=8": (
@@ -94,7 +82,7 @@ ERRORS = {
         ),
         "`attention` must be a layer. Received: <class": lambda: Block(Attention, MLP()),
         "`mlp` must be a layer. Received: <class": lambda: Block(Attention(2), MLP),
-        "`residual_dtype` must be None or 'float32'. Received: 'float16'": (
+        "`residual_dtype` must be one of (None, 'float32'). Received: 'float16'": (
             lambda: Block(Attention(2), MLP(), residual_dtype="float16")
         ),
         "`mlp_ratio`, or `hidden`, must ... Received: mlp_ratio=0.1, hidden=None, width=8": (
@@ -106,18 +94,12 @@ ERRORS = {
         "`num_heads` must divide ... Received: num_heads=3, width=8": (
             lambda: Attention(3).build(TOKENS)
         ),
-        "`num_heads` must divide ...=5, width=8": lambda: kvl.ClassAttention(5).build(TOKENS),
         "`num_heads` must divide ...=6, width=8": (
             lambda: kvl.SharedAttention(6).build((TOKENS, (None, 6, 5, 5)))
         ),
-        "`num_heads` must divide ...=9, width=8": (
-            lambda: kvl.PositionalAttention(9).build((None, 4, 8))
-        ),
         "`attention_mask` must ... (3, 5, 5)... Received: shape (3, 5)": masked(Attention(2), 3, 5),
         "`attention_mask` must ... Received: shape (4, 5, 5)": masked(Attention(2), 4, 5, 5),
-        "`attention_mask` must ... Received: shape (3, 4, 5)": masked(Attention(2), 3, 4, 5),
         "`attention_mask` must ... Received: shape (3, 1, 5, 5)": masked(Attention(2), 3, 1, 5, 5),
-        "`attention_mask` must ... Received: shape (5,)": masked(Attention(2), 5),
         "`attention_mask` must be None ... Received: a mask for TokenMixing": (
             masked(Block(kvl.TokenMixing(4), MLP()), 3, 5, 5)
         ),

@@ -1,21 +1,27 @@
-"""What the formulas do not say of layers over tokens, heads and blocks: starts, draws, parts."""
+"""What the formulas do not say of layers: starts, draws, parts, precision, shared maps."""
 
 import keras
 import numpy as np
 import pytest
-from harness import array, close, numbers
-from plain import X, attend, built, dense, norm, softmax
+from harness import array, close, gradients, numbers
+from keras import ops
+from plain import X, attend, built, convolution, dense, norm, places, plain, softmax
 
 from keras_vitx import layers as kvl
 from keras_vitx.keras_internals import sublayers
 from keras_vitx.layers import MLP, Attention, Block, DropPath
+from keras_vitx.layers.sharing import map_similarity
+
+MAPS = softmax(numbers((2, 4, 5, 7), seed=3)).astype("float32")
+SHARED = softmax(numbers((3, 2, 5, 5), seed=4)).astype("float32")
+PAIR = (X.shape, SHARED.shape)
 
 
 @pytest.mark.parametrize("make", (Attention, kvl.SharedAttention, kvl.AccumulatingAttention))
 def test_dropout_of_maps(make):
     layer, x = make(2, dropout=0.5), X
     if make is not Attention:
-        x = X, softmax(numbers((3, 2, 5, 5), seed=4)).astype("float32")
+        x = X, SHARED
     built(layer, shape=keras.tree.map_structure(np.shape, x))
     y, dropped = (array(layer(x, training=mode)) for mode in (False, True))
     assert np.abs(dropped - y).max() > 0.1 * np.abs(y).max()
@@ -143,3 +149,164 @@ def test_fused_attention_does_not_bypass_a_step_of_a_subclass(parent, step):
     alone = array(changed(x))
     close(alone, array(changed(x, return_attention_scores=True)[0]))
     assert np.abs(alone - array(inherited(x))).max() > 1e-3
+
+
+# Maps.
+
+
+@pytest.mark.parametrize("training", (False, True))
+def test_residual_refinement_cuts_at_both_ends(training):
+    layer = built(kvl.ResidualRefinement(), MAPS)
+    for part in (layer.bn1, layer.bn2):
+        part.gamma.assign(8 * array(part.gamma.value))
+        part.beta.assign(part.beta + 3.0)
+    y = plain(layer.bn1, plain(layer.conv_exp, MAPS), training)
+    assert (y < 0).any() and (y > 6).any()
+    close(array(layer(MAPS, training=training)), plain(layer, MAPS, training))
+
+
+def re_attention(policy):
+    """A ReAttention with a bias far above the spread of its maps."""
+    layer = kvl.ReAttention(dtype=policy)
+    maps = np.random.default_rng(0).dirichlet(np.ones(40), (16, 4, 40)).astype("float32")
+    layer.build(maps.shape)
+    layer.reatten_matrix.kernel.assign(numbers((4, 4)))
+    layer.reatten_matrix.bias.assign([0.5, -0.5, 0.3, 8.0])
+    return layer, maps
+
+
+@pytest.mark.parametrize("training", (False, True))
+def test_re_attention_is_without_rounding_of_its_bias(training):
+    """The bias cancels in BN, and half precision keeps the maps."""
+    found = []
+    for policy in ("float32", "mixed_bfloat16"):
+        layer, maps = re_attention(policy)
+        mixed = plain(layer.reatten_matrix, maps)
+        layer.var_norm.moving_mean.assign(mixed.mean((0, 2, 3)))
+        layer.var_norm.moving_variance.assign(mixed.var((0, 2, 3)))
+        found.append(array(layer(ops.cast(maps, layer.compute_dtype), training=training)))
+    # Rounded beside a bias of 8, the fourth map would be off by more than its deviation.
+    assert np.abs(found[0] - found[1]).max() < 0.03
+
+
+def test_the_gradient_of_the_bias_of_re_attention_is_zero():
+    layer, maps = re_attention("mixed_bfloat16")
+    weights, given = layer.reatten_matrix.trainable_variables, ops.convert_to_tensor(maps)
+    _, (kernel, bias) = gradients(lambda: ops.sum(layer(given, training=True) ** 3), weights)
+    # But for rounding errors, which the bias of 8 makes large.
+    assert np.abs(bias).max() < 0.05 * np.abs(kernel).max()
+
+
+# Positional attention.
+
+
+def test_the_convolutional_start_is_a_convolution():
+    """ConViT, Section 2: nine heads form a 3 x 3 kernel."""
+    grid, dim, size = (4, 5), 18, 2
+    # Gates at 1, and very sharp positional maps.
+    layer = kvl.GatedPositionalAttention(9, grid=grid, gate=100.0, locality_strength=50.0)
+    layer.build((None, 20, dim))
+    x = numbers((3, 20, dim))
+    np.testing.assert_array_equal(array(layer.v.kernel.value), np.eye(dim))
+
+    # Head h1 + 3 h2 attends the patch h1 - 1 rows down and h2 - 1 columns right of each;
+    # beyond the edge, the last patch before it.
+    expected = np.zeros((9, 20, 20))
+    for head in range(9):
+        for number, (row, column) in enumerate(places(grid)):
+            row = min(max(row + head % 3 - 1, 0), 3)
+            column = min(max(column + head // 3 - 1, 0), 4)
+            expected[head, number, 5 * row + column] = 1
+    maps = array(layer(x, return_attention_scores=True)[1])
+    close(maps, np.broadcast_to(expected, maps.shape), 1e-6)
+
+    # So a head's values times its rows of the projection are the kernel at its offset.
+    values, projection, bias = (numbers(s, 5 + i) for i, s in enumerate([(dim, dim)] * 2 + [dim]))
+    layer.v.kernel.assign(values)
+    layer.proj.kernel.assign(projection)
+    layer.proj.bias.assign(bias)
+    kernel = np.zeros((3, 3, dim, dim))
+    for head in range(9):
+        part = slice(head * size, (head + 1) * size)
+        kernel[head % 3, head // 3] = values[:, part] @ projection[part]
+    image = x.reshape(3, *grid, dim)
+    padded = np.pad(image, ((0, 0), (1, 1), (1, 1), (0, 0)), "edge")
+    y = array(layer(x)).reshape(3, *grid, dim)
+    close(y, convolution(padded, kernel, 1) + bias)
+    # The interior is not affected by padding.
+    close(y[:, 1:-1, 1:-1], convolution(image, kernel, 1) + bias)
+
+
+@pytest.mark.parametrize("masked", (False, True))
+def test_fused_gates_equal_their_maps_times_values(masked):
+    layer = kvl.GatedPositionalAttention(4, grid=(2, 3), conv_start=False)
+    layer.build((None, 6, 8))
+    layer.gating_param.assign(numbers((4,), seed=9))
+    given = [keras.Variable(numbers((3, 6, 4, 2), seed=seed)) for seed in range(3)]
+    weights = ops.convert_to_tensor(numbers((3, 6, 4, 2), seed=4))
+    mask = ops.convert_to_tensor(numbers((3, 1, 6, 6), seed=5) > -0.5) if masked else None
+
+    def by_maps(query, key, value):
+        return layer.aggregate(layer.weights_of(query, key, mask=mask), value)
+
+    def fused(query, key, value):
+        return layer.fused(query, key, value, mask=mask)
+
+    variables = [*given, layer.gating_param, layer.pos_proj.kernel]
+    (y, found), (z, expected) = (
+        gradients(lambda run=run: ops.sum(run(*(v + 0 for v in given)) * weights), variables)
+        for run in (fused, by_maps)
+    )
+    close(*(array(run(*(one.value for one in given))) for run in (fused, by_maps)))
+    for one, other in zip((y, *found), (z, *expected), strict=True):
+        close(one, other)
+
+
+# Maps that blocks share.
+
+ATTENTIONS = {
+    "shared": lambda: kvl.SharedAttention(2, on_weights=[kvl.HeadMixing()]),
+    "plain": lambda: kvl.Attention(2),
+}
+
+
+def test_maps_of_a_block_that_shares_them():
+    block = built(kvl.SharedMapsBlock(ATTENTIONS["shared"](), kvl.MLP(2)), shape=PAIR)
+    (_, shared), maps = block((X, SHARED), return_attention_scores=True)
+    close(array(shared), SHARED)
+    close(array(maps), attend(block.attention, (norm(X, block.norm1), SHARED))[1])
+
+
+def cosine(maps, others, over):
+    """Mean cosine between the maps of two blocks, over vectors."""
+    axis = {"heads": 1, "queries": 2}[over]
+    vectors = [np.moveaxis(part, axis, -1).reshape(-1, part.shape[axis]) for part in (maps, others)]
+    norms = [np.linalg.norm(part, axis=1) for part in vectors]
+    return np.mean((vectors[0] * vectors[1]).sum(1) / norms[0] / norms[1])
+
+
+every_axis = pytest.mark.parametrize("over", ("heads", "queries"))
+
+
+@every_axis
+def test_map_similarity(over):
+    maps, others = (softmax(numbers((2, 4, 5, 7), seed, scale=3)) for seed in (1, 2))
+    # Small entries count as much as large ones; most entries of a long row are small.
+    maps[:, :, :2], others[:, :, :, :3] = 1e-4 * maps[:, :, :2], 1e-3 * others[:, :, :, :3]
+    given = (ops.convert_to_tensor(each.astype("float32")) for each in (maps, others))
+    close(array(map_similarity(*given, over)), cosine(maps, others, over))
+
+
+@every_axis
+@pytest.mark.parametrize("name", ATTENTIONS)
+def test_similarity_in_the_loss(name, over):
+    """DeepViT, Appendix A, Equation 6; of a map with itself, it is 1."""
+    of = "emitted" if name == "shared" else "used"
+    arguments = {"similarity": 0.3, "similarity_over": over, "similarity_of": of}
+    block = built(kvl.SharedMapsBlock(ATTENTIONS[name](), kvl.MLP(), **arguments), shape=PAIR)
+    block((X, SHARED))
+    assert block.losses == []
+    block((X, SHARED), training=True)
+    (loss,) = block.losses
+    maps = SHARED if name == "shared" else attend(block.attention, norm(X, block.norm1))[1]
+    close(array(loss), 0.3 * cosine(maps, SHARED, over))

@@ -43,15 +43,6 @@ def test_backward_hooks_fire(name):
     assert fired == {part.path for part in parts}
 
 
-def test_a_hook_changes_the_output_while_it_is_there():
-    layer, x = made("Attention")
-    before = array(layer(x))
-    handle = layer.proj.register_forward_hook(lambda layer, inputs, y: 2 * y)
-    close(array(layer(x)), 2 * before)
-    handle.remove()
-    close(array(layer(x)), before)
-
-
 def test_global_hooks_fire():
     (layer, x), fired = made("Attention"), []
     register = torch.nn.modules.module.register_module_forward_hook

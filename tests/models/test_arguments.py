@@ -26,7 +26,6 @@ INDEX = "must be a function that takes the index of a block and returns a layer.
 WRONG = {
     SHAPE + "input_shape=(16, 16).": {"input_shape": (16, 16)},
     SHAPE + "input_shape=(None, None, 3)": {"input_shape": (None, None, 3)},
-    SHAPE + "input_shape=(16.0, 16, 3)": {"input_shape": (16.0, 16, 3)},
     SHAPE + "...(None, None, 3)": {
         "input_shape": None,
         "input_tensor": keras.Input((None, None, 3)),
@@ -37,7 +36,6 @@ WRONG = {
     },
     "`input_tensor` ...ndarray": {"input_tensor": numbers((1, 16, 16, 3))},
     "`classes` must be ... Received: 0": {"classes": 0},
-    "`classes` must be ... Received: 2.5": {"classes": 2.5},
     "`classes` must be ... Received: True": {"classes": True},
     "`pooling` must be ... Received: 'foo'": {"pooling": "foo"},
     "`classifier_activation` must be ... Received: 'foo'": {"classifier_activation": "foo"},
@@ -48,11 +46,10 @@ WRONG = {
     "`patch_size` must be ... Received: 0": {"patch_size": 0},
     "`rate` must be in [0, 1). Received: rate=1.0": {"drop_path": 1.0},
     "`drop_path` must be ... Received: [0.1]": {"drop_path": [0.1]},
-    "`drop_path` must be ... Received: None": {"drop_path": None},
     "`rate`... Received: rate=2.0": {"dropout": 2.0},
     "`mlp_ratio`... Received: mlp_ratio=0": {"mlp": lambda index: MLP(0)},
     "unexpected keyword argument 'color'": {"color": "blue"},
-    "`residual_dtype` must be None or 'float32'. Received: 'half'": {"residual_dtype": "half"},
+    "`residual_dtype` must be one of ... Received: 'half'": {"residual_dtype": "half"},
     **{
         words: {part: value}
         for part in ("attention", "mlp")
@@ -69,10 +66,8 @@ NEAREST = "`input_shape` must ... Received: input_shape={}; the nearest is ("
 # Of a network with stages, each has its own.
 ONE_STAGE = {
     NEAREST.format((20, 16, 3)): {"input_shape": (20, 16, 3)},
-    NEAREST.format((16, 20, 3)): {"input_shape": (16, 20, 3)},
     "`dim` must be ... Received: 0": {"dim": 0},
     "`depth` must be ... Received: 0": {"depth": 0},
-    "`depth` must be ... Received: 2.5": {"depth": 2.5},
 }
 HEADS = {
     "`num_heads` must divide `dim`. Received: num_heads=3, dim=8": {"num_heads": 3},
@@ -137,7 +132,6 @@ IN_BLOCKS = {
         (lambda x: x[..., 1:], "keep the shape...which returns (None, "),
         (lambda x: x[:, 0], "keep the shape...which returns (None, "),
         (lambda x: None, "run on...which raised TypeError: ... a tensor, not NoneType"),
-        (lambda x: (x, x), "run on...which raised TypeError: ... a tensor, not tuple"),
         (fails, "run on...which raised KeyError: 'no such head'"),
     ],
 )

@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 import pytest
-from harness import BACKEND, FAMILIES, array, close, compiled, numbers, precision
+from harness import BACKEND, FAMILIES, array, close, compiled, numbers
 
 import keras_vitx as kv
 from keras_vitx.layers import ClassToken, DenseHead, DistilledHead, PatchEmbedding
@@ -131,25 +131,6 @@ def test_loss_of_the_parts(labeled, weighted):
     logs = model.evaluate(IMAGES, labels, verbose=0, return_dict=True, **arguments)
     close(logs["loss"], (crossentropy(target, prediction) * sample_weight).mean() + penalty)
     assert logs["accuracy"] == pytest.approx((prediction.argmax(-1) == CLASS).mean())
-
-
-@pytest.mark.parametrize("head", SEVERAL)
-def test_one_training_in_several_ways(head):
-    """Under JAX, the plain one of `distilled` runs its equal blocks as a loop."""
-    losses, weights = {}, None
-    listed = ("listed",) if BACKEND == "jax" and head == "distilled" else ()
-    for how in ("plain", *listed, "remat", "bfloat16"):
-        with precision("mixed_bfloat16" if how == "bfloat16" else "float32"):
-            model = model_of(head, depth=3 if listed else 2, remat=how == "remat")
-        weights = weights or model.get_weights()
-        model.set_weights(weights)
-        model.scan = how != "listed"
-        model.compile(keras.optimizers.SGD(0.1), SPARSE)
-        history = model.fit(IMAGES, LABELS, 4, epochs=3, shuffle=False, verbose=0).history
-        losses[how] = history["loss"]
-        close(losses[how], losses["plain"], 0.02 if how == "bfloat16" else 1e-4)
-    y = compiled(lambda: model(IMAGES, training=True, by_head=True))
-    assert {keras.backend.standardize_dtype(part.dtype) for part in y.values()} == {"float32"}
 
 
 @pytest.mark.parametrize("head", SEVERAL)

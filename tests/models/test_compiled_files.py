@@ -79,25 +79,3 @@ def test_another_backend_goes_on(written):
     for one, expected in zip(found, weights, strict=True):
         # The optimizer's momenta and its position in the schedule are restored.
         np.testing.assert_allclose(one, expected, atol=2e-4)
-
-
-def test_files_of_before():
-    """Optimizers as Keras serializes them under PyTorch, with jit_compile as under JAX."""
-    config = compiled().get_compile_config()
-    config["jit_compile"] = True
-    inner = {
-        **config["optimizer"],
-        "module": "keras.src.backend.torch.optimizers.torch_adamw",
-        "registered_name": "AdamW",
-    }
-    config["optimizer"] = {
-        "module": "keras.optimizers",
-        "class_name": "LossScaleOptimizer",
-        "config": {"inner_optimizer": inner},
-        "registered_name": None,
-    }
-    model = compiled()
-    model.compile_from_config(config)
-    assert type(model.optimizer.inner_optimizer) is type(keras.optimizers.AdamW())
-    assert model.jit_compile == (BACKEND == "jax")
-    assert np.isfinite(model.train_on_batch(IMAGES, LABELS)[0])

@@ -18,10 +18,6 @@ CROSSINGS = {
         ),
         None,
     ),
-    "context broadcasting in CaiT": (
-        None,
-        lambda index: kvl.MLP(4.0, on_output=[kvl.ContextBroadcasting()]),
-    ),
     "shared maps in ViT": (
         lambda index: (
             kvl.SharedAttention(2, on_weights=[kvl.HeadMixing()]) if index else kvl.Attention(2)
@@ -31,22 +27,6 @@ CROSSINGS = {
     "refinement in PiT": (
         lambda index: kvl.RefinedAttention(2, expansion=2, reduction=False),
         lambda index: kvl.MLP(2.0, on_hidden=[kvl.SqueezeExcitation(2)]),
-    ),
-    "talking heads in DeepViT": (
-        lambda index: kvl.TalkingHeadsAttention(2, on_input=[kvl.ContextBroadcasting(scale=0.1)]),
-        None,
-    ),
-    "temperature in RefinedViT": (
-        lambda index: (
-            kvl.AccumulatingAttention(2, on_logits=[kvl.Temperature(2, learnable=True)])
-            if index
-            else kvl.Attention(2, on_logits=[kvl.Temperature(2.0)])
-        ),
-        None,
-    ),
-    "uniform heads in CBViT": (
-        lambda index: kvl.Attention(1, head_size=4, on_weights=[kvl.UniformHeads(1)]),
-        None,
     ),
     "attention in Mixer": (
         lambda index: kvl.DeepAttention(2) if index else kvl.TokenMixing(4),

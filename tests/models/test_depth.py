@@ -196,10 +196,8 @@ def attention(layer, name, **arguments):
 
 
 SCALE = keras.initializers.RandomUniform(0.1, 0.2)
-PLACES = ({"on_logits": [kvl.HeadMixing()]}, {"on_weights": [kvl.HeadMixing()]})
 # Neighbors, and the repeats of the loops they form.
 MERGED = {
-    "units": (lambda: pair({"units": 6}, {"units": 5}), []),
     "rate of zero": (lambda: pair({"drop_path": 0.0}, {"drop_path": 0.2}), []),
     "penalty": (lambda: pair({"penalty": 0.1}, {"penalty": 0.2}), []),
     "precision": (lambda: pair({"dtype": "float32"}, {"dtype": "mixed_bfloat16"}), []),
@@ -209,11 +207,6 @@ MERGED = {
     ),
     "outside": (lambda: [keras.layers.Dense(6, "tanh") for _ in range(3)], [3]),
     "shape": (lambda: [kvl.ClassToken(name=f"token_{i}") for i in range(2)], []),
-    "kind": (
-        lambda: [attention(a(2), "a") for a in (kvl.Attention, kvl.TalkingHeadsAttention)],
-        [],
-    ),
-    "place": (lambda: [attention(kvl.Attention(2, **place), "a") for place in PLACES], []),
     "scale": (lambda: [attention(kvl.Attention(2), "a", layer_scale=s) for s in (None, 0.1)], []),
     "initializer": (lambda: [attention(kvl.Attention(2), n, layer_scale=SCALE) for n in "ab"], [2]),
 }

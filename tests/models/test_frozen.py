@@ -5,8 +5,6 @@ import copy
 import keras
 import pytest
 from harness import FAMILIES, blocks
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import keras_vitx as kv
 from keras_vitx.keras_internals import sublayers
@@ -78,19 +76,6 @@ FAMILIES_AT_SIZES = [family for family in FAMILIES if family != "Mixer"]
 @pytest.mark.parametrize("changes", ([*PARTS, *COPIES], [*MODEL, *list(COPIES)[:-1]]))
 def test_frozen_in_every_copy(family, changes, tmp_path):
     check(family, changes, tmp_path)
-
-
-@settings(max_examples=12)
-@given(
-    family=st.sampled_from(FAMILIES_AT_SIZES),
-    changes=st.lists(
-        st.tuples(st.integers(0, 60), st.booleans()) | st.sampled_from(list(COPIES)),
-        min_size=2,
-        max_size=5,
-    ),
-)
-def test_frozen_in_any_order_of_changes_and_copies(family, changes, tmp_path_factory):
-    check(family, changes, tmp_path_factory.mktemp("copies"))
 
 
 def test_frozen_layers_of_ones_own(tmp_path):

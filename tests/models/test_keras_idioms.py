@@ -107,20 +107,6 @@ def test_in_graphs_and_with_gradients():
     np.testing.assert_allclose(gradient, wanted, rtol=1e-5)
 
 
-@pytest.mark.parametrize("loader", ["grain", "torch"])
-def test_pipelines_of_arrays_and_tensors(loader):
-    model, wanted = network(), normalized(PIXELS)
-    if loader == "grain":
-        grain = pytest.importorskip("grain")
-        batches = grain.MapDataset.source(PIXELS).batch(3)
-        batches = batches.map(lambda images: kv.preprocess_input(images, model))
-    else:
-        data = pytest.importorskip("torch.utils.data")
-        items = [kv.preprocess_input(tensor_of("torch", image), model) for image in PIXELS]
-        batches = data.DataLoader(items, 3)
-    np.testing.assert_allclose(np.concatenate([*map(np.asarray, batches)]), wanted, atol=1e-5)
-
-
 TAKES = {  # The images of batches, what a model takes, and whether a warning says that they differ.
     "pixels": (lambda x: x, "normalized", "pixels in 0..255"),
     "0..1": (lambda x: x / 255, "normalized", "are in 0..1"),

@@ -13,7 +13,6 @@ LAYOUTS = {
     "CaiT": ({}, SQUARE * 8, [0] * 5 + [1] * 3),
     "CaiT/distilled": ({"distillation_token": True}, SQUARE * 9, [0] * 5 + [1, 2, 2, 2]),
     "ViT": ({}, SQUARE * 6, [0, *[1] * 5]),
-    "ViT/distilled": ({"distillation_token": True}, SQUARE * 7, [0, 1, *[2] * 5]),
     "ConViT": ({}, SQUARE * 7, [0] * 4 + [1] * 3),
     "DeepViT": ({"conv_stem": True}, SQUARE * 6, [0, *[1] * 5]),
     "RefinedViT": ({}, SQUARE * 7, [0, *[1] * 6]),
@@ -21,11 +20,6 @@ LAYOUTS = {
     "PiT": ({}, [(3, 3)] * 4 + SQUARE * 4, PIT),
     "Mixer": ({}, SQUARE * 4, [0] * 4),
     "PiT/wide": ({"input_shape": (32, 21, 3)}, [(6, 4)] * 4 + [(3, 2)] * 4, PIT),
-    "DeepViT/wide": (
-        {"conv_stem": True, "input_shape": (32, 48, 3)},
-        [(4, 6)] * 6,
-        [0, *[1] * 5],
-    ),
 }
 
 

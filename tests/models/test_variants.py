@@ -122,12 +122,10 @@ def test_context_broadcast(family):
     "arguments",
     [
         {"class_depth": 2},
-        {"class_token_at": 0},
         {"class_token_at": 1, "class_depth": 0},
         {"class_depth": 0, "pooling": "avg"},
         {"class_in_keys": False},
         {"class_layer_scale": None},
-        {"class_layer_scale": 1.0},
     ],
     ids=str,
 )
@@ -155,10 +153,8 @@ AGAIN, RESIDUAL = "SharedAttention+ReAttention", "SharedAttention+ResidualRefine
 # The class of each block's attention, and of the layers over its maps.
 KINDS = [
     ("ConViT", {"local_depth": 0}, [OWN] * 3),
-    ("ConViT", {"local_depth": 1}, [GATED, OWN, OWN]),
     ("ConViT", {"local_depth": 3, "pooling": "avg"}, [GATED] * 3),
     ("DeepViT", {"depth": 3}, [DEEP] * 3),
-    ("DeepViT", {"depth": 3, "re_attention_depth": 0}, [OWN] * 3),
     ("DeepViT", {"depth": 3, "re_attention_depth": 2}, [OWN, DEEP, DEEP]),
     ("DeepViT", {"depth": 3, "shared_depth": 1}, [DEEP, DEEP, AGAIN]),
     ("DeepViT", {"depth": 3, "re_attention_depth": 0, "shared_depth": 2}, [OWN, AGAIN, AGAIN]),
@@ -166,7 +162,6 @@ KINDS = [
     ("RefinedViT", {"shared_depth": 2}, [OWN, RESIDUAL, RESIDUAL]),
     ("RefinedViT", {"refiner": "paper"}, [PAPER, SHARED, PAPER]),
     ("RefinedViT", {"refiner": None}, [OWN, SHARED, OWN]),
-    ("RefinedViT", {"refiner": None, "shared_depth": 0}, [OWN] * 3),
     ("RefinedViT", {"refiner": None, "shared_depth": 2}, [OWN, SHARED, SHARED]),
 ]
 
@@ -267,9 +262,7 @@ PLACES = [
     ({"position": "middle"}, "on_hidden", BOTH[1::2]),
     ({"where": "msa"}, "on_output", BOTH[::2]),
     ({"where": "both"}, "on_output", BOTH),
-    ({"where": "both", "position": "front"}, "on_input", BOTH),
     ({"blocks": [1]}, "on_output", BOTH[3:]),
-    ({"blocks": []}, "on_output", []),
 ]
 
 
