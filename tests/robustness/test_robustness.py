@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import keras_vitx as kv
-from keras_vitx.robustness import FGSM, PGD, GaussianBlur, curve
-from keras_vitx.robustness.curve import PERTURBATIONS
+from keras_vitx.robustness import FGSM, PERTURBATIONS, PGD, GaussianBlur, curve
 
 LABELS = np.arange(8) % 4
 SIZES = {"dim": 16, "depth": 1, "class_depth": 1, "num_heads": 2, "patch_size": 4}
