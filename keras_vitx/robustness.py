@@ -4,16 +4,15 @@ Context Broadcasting, Tables 8 and 12. Each perturbation is created from a model
 passed to `evaluate`: `keras_vitx.evaluate(model, source, perturb=FGSM(model, 1 / 255))`.
 """
 
-import math
 import statistics
 from collections.abc import Callable, Sequence
-from numbers import Real
-from typing import Any
+from typing import Annotated, Any
 
 import keras
 import numpy as np
 from keras import ops
 
+from keras_vitx.annotations import NonNegativeFloat, PositiveInt, Probability, check_argument
 from keras_vitx.backend import input_gradient
 from keras_vitx.outputs import outputs_of
 from keras_vitx.preprocessing import ModelInput
@@ -21,7 +20,10 @@ from keras_vitx.training.evaluate import evaluate
 
 
 class Perturbation:
-    """A change of the pixels of images, which depend on the model's `preprocessing`."""
+    """A change of the pixels of images, which depend on the model's `preprocessing`.
+
+    `change` of a subclass returns the changed pixels, which are then clipped to 0..1.
+    """
 
     def __init__(self, model: Any):
         preprocessing = ModelInput.of(model).preprocessing
@@ -33,19 +35,6 @@ class Perturbation:
         pixels = np.asarray(images, "float32") * self.std + self.mean
         changed = np.clip(self.change(pixels, np.asarray(labels), index), 0, 1)
         return ((changed - self.mean) / self.std).astype("float32")
-
-    def change(self, pixels: np.ndarray, labels: np.ndarray, index: int) -> np.ndarray:
-        """Return the changed pixels, which are then clipped to 0..1."""
-        raise NotImplementedError
-
-
-def _strength(name, value, maximum=math.inf):
-    """Return a strength as a float; a ValueError unless it is finite and in 0..maximum."""
-    is_number = isinstance(value, Real) and not isinstance(value, bool)
-    if not is_number or not 0 <= value <= maximum or math.isinf(value):
-        limit = "" if math.isinf(maximum) else f" and at most {maximum:g}"
-        raise ValueError(f"`{name}` must be a number of at least 0{limit}. Received: {value!r}.")
-    return float(value)
 
 
 class Occlusion(Perturbation):
@@ -61,7 +50,8 @@ class Occlusion(Perturbation):
 
     def __init__(self, model: Any, fraction: float):
         super().__init__(model)
-        self.fraction = _strength("fraction", fraction, 1)
+        check_argument("fraction", fraction, Probability)
+        self.fraction = fraction
 
     def change(self, pixels, labels, index):
         changed = pixels.copy()
@@ -83,7 +73,8 @@ class GaussianNoise(Perturbation):
 
     def __init__(self, model: Any, sigma: float, seed: int = 0):
         super().__init__(model)
-        self.sigma, self.seed = _strength("sigma", sigma), seed
+        check_argument("sigma", sigma, NonNegativeFloat)
+        self.sigma, self.seed = sigma, seed
 
     def change(self, pixels, labels, index):
         random = np.random.default_rng([self.seed, index])
@@ -105,7 +96,8 @@ class ShotNoise(Perturbation):
 
     def __init__(self, model: Any, strength: float, seed: int = 0):
         super().__init__(model)
-        self.strength, self.seed = _strength("strength", strength), seed
+        check_argument("strength", strength, NonNegativeFloat)
+        self.strength, self.seed = strength, seed
 
     def change(self, pixels, labels, index):
         if not self.strength:
@@ -124,7 +116,8 @@ class GaussianBlur(Perturbation):
 
     def __init__(self, model: Any, sigma: float):
         super().__init__(model)
-        self.sigma = _strength("sigma", sigma)
+        check_argument("sigma", sigma, NonNegativeFloat)
+        self.sigma = sigma
 
     def change(self, pixels, labels, index):
         radius = min(int(4 * self.sigma + 0.5), *(side - 1 for side in pixels.shape[1:3]))
@@ -167,11 +160,11 @@ class PGD(Perturbation):
         seed: int = 0,
     ):
         super().__init__(model)
-        self.epsilon = _strength("epsilon", epsilon, 1)
-        if not isinstance(steps, int) or steps < 1:
-            raise ValueError(f"`steps` must be an integer, at least 1. Received: {steps!r}.")
-        self.steps = steps
-        self.step = 2.5 * self.epsilon / steps if step is None else _strength("step", step)
+        check_argument("epsilon", epsilon, Probability)
+        check_argument("steps", steps, PositiveInt)
+        check_argument("step", step, NonNegativeFloat | None)
+        self.epsilon, self.steps = epsilon, steps
+        self.step = 2.5 * epsilon / steps if step is None else step
         self.random_start, self.seed = random_start, seed
         self.gradient = input_gradient(_loss_of(model), model.variables)
 
@@ -277,8 +270,7 @@ def curve(
     """
     if kind not in PERTURBATIONS:
         raise ValueError(f"`kind` must be one of {', '.join(PERTURBATIONS)}. Received: {kind!r}.")
-    if not isinstance(runs, int) or not 1 <= runs <= len(T) + 1:
-        raise ValueError(f"`runs` must be an integer in 1..{len(T) + 1}. Received: {runs!r}.")
+    check_argument("runs", runs, Annotated[int, f"[1, {len(T) + 1}]"])
     if not isinstance(strengths, (Sequence, np.ndarray)) or isinstance(strengths, str):
         raise ValueError(f"`strengths` must be a list of numbers. Received: {strengths!r}.")
     seeds = [{"seed": seed} for seed in range(runs)] if kind in RANDOM else [{}]

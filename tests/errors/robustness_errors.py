@@ -17,7 +17,7 @@ def curved(kind, strengths, **options):
 
 ERRORS = {
     ValueError: {
-        "`fraction` must be a number of at least 0 and at most 1": lambda: Occlusion(CaiT(), 1.5),
+        "`fraction` must be a number in [0, 1]. Received: 1.5": lambda: Occlusion(CaiT(), 1.5),
         "`sigma`": lambda: GaussianNoise(CaiT(), -1),
         "`epsilon`...'1/255'": lambda: FGSM(CaiT(), "1/255"),
         "`steps`": lambda: PGD(CaiT(), 0.1, steps=0),
