@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
+from keras_vitx.annotations import PositiveInt, check_argument
 from keras_vitx.preprocessing import (
     MAX_VALUES,
     ModelInput,
@@ -95,8 +96,7 @@ def batches_of_files(
         ValueError: if `batch_size` is not a positive integer, or the model lacks the attributes
             that `preprocess_input` needs.
     """
-    if not isinstance(batch_size, (int, np.integer)) or batch_size < 1:
-        raise ValueError(f"`batch_size` must be an integer, at least 1. Received: {batch_size!r}.")
+    check_argument("batch_size", batch_size, PositiveInt)
     spec, paths = ModelInput.of(model, any_size=True), [Path(path) for path in paths]
     if None in spec.size:  # Each image keeps its own.
         batch_size = 1
@@ -111,12 +111,12 @@ def batches_of_files(
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             for start in range(0, len(paths), batch_size):
                 batch = paths[start : start + batch_size]
-                results = dict(zip(batch, pool.map(image_or_error, batch), strict=True))
-                errors = {path: x for path, x in results.items() if isinstance(x, OSError)}
-                images = {path: x for path, x in results.items() if path not in errors}
+                results = list(zip(batch, pool.map(image_or_error, batch), strict=True))
+                errors = {path: x for path, x in results if isinstance(x, OSError)}
+                images = [x for path, x in results if path not in errors]
                 shape = (0, *(side or 0 for side in spec.size), spec.channels)
-                array = np.stack([*images.values()]) if images else np.empty(shape, "float32")
-                yield FileBatch(list(images), array, errors)
+                array = np.stack(images) if images else np.empty(shape, "float32")
+                yield FileBatch([path for path in batch if path not in errors], array, errors)
 
     return batches()
 
