@@ -262,7 +262,8 @@ def curve(
 
     Returns:
         One dictionary per strength: `"kind"`, `"strength"`, the measure by its name (the mean of
-        the runs), `"interval"` (half the width of its 95 % confidence interval, None for one run)
+        the runs), `"interval"` (half the width of its 95 % confidence interval, t s / sqrt(n), None
+        for one run)
         and `"images"`.
 
     Raises:
@@ -286,12 +287,8 @@ def curve(
             )
         values = [result[measure] for result in results]
         row = {"kind": kind, "strength": strength, measure: statistics.fmean(values)}
-        rows.append({**row, "interval": interval(values), "images": results[0]["images"]})
+        n, interval = len(values), None
+        if n > 1:
+            interval = T[n - 2] * statistics.stdev(values) / n**0.5
+        rows.append({**row, "interval": interval, "images": results[0]["images"]})
     return rows
-
-
-def interval(values: Sequence[float]) -> float | None:
-    r"""Return half the 95 % confidence interval of a mean, $t\,s / \sqrt n$; None for one value."""
-    if len(values) < 2:
-        return None
-    return T[len(values) - 2] * statistics.stdev(values) / len(values) ** 0.5
