@@ -76,10 +76,6 @@ class ImageFiles(Images):
         super().__init__(list(paths))
         self.root = root
 
-    @property
-    def paths(self) -> list[Path]:
-        return self.keys
-
     def name(self, index: int) -> str:
         path = self.keys[index]
         return path.relative_to(self.root).as_posix() if self.root else str(path)
