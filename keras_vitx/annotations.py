@@ -37,14 +37,14 @@ def check_fields(record: Any) -> None:
         check_argument(name, getattr(record, name), hint)
 
 
-def check_argument(name: str, value: Any, hint: Any) -> None:
-    """Raise a ValueError if a value does not match an annotation.
+def check_argument(name: str, value: Any, hint: Any) -> Any:
+    """Return a value; raise a ValueError if it does not match an annotation.
 
-    That is a number as below, a `Literal`, bool or a class, each also with `| None`.
+    That is a number as above, a `Literal`, bool or a class, each also with `| None`.
     """
     optional = is_optional(hint)
     if value is None and optional:
-        return
+        return value
     hint = typing.get_args(hint)[0] if optional else hint
     arguments = typing.get_args(hint)
     if typing.get_origin(hint) is Annotated:
@@ -58,6 +58,7 @@ def check_argument(name: str, value: Any, hint: Any) -> None:
     if not valid:
         none = ", or None" if optional else ""
         raise ValueError(f"`{name}` must be {expected}{none}. Received: {value!r}.")
+    return value
 
 
 def is_optional(hint: Any) -> bool:

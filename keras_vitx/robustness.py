@@ -6,7 +6,7 @@ passed to `evaluate`: `keras_vitx.evaluate(model, source, perturb=FGSM(model, 1 
 
 import statistics
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import keras
 import numpy as np
@@ -50,8 +50,7 @@ class Occlusion(Perturbation):
 
     def __init__(self, model: Any, fraction: float):
         super().__init__(model)
-        check_argument("fraction", fraction, Probability)
-        self.fraction = fraction
+        self.fraction = check_argument("fraction", fraction, Probability)
 
     def change(self, pixels, labels, index):
         changed = pixels.copy()
@@ -73,8 +72,7 @@ class GaussianNoise(Perturbation):
 
     def __init__(self, model: Any, sigma: float, seed: int = 0):
         super().__init__(model)
-        check_argument("sigma", sigma, NonNegativeFloat)
-        self.sigma, self.seed = sigma, seed
+        self.sigma, self.seed = check_argument("sigma", sigma, NonNegativeFloat), seed
 
     def change(self, pixels, labels, index):
         random = np.random.default_rng([self.seed, index])
@@ -96,8 +94,7 @@ class ShotNoise(Perturbation):
 
     def __init__(self, model: Any, strength: float, seed: int = 0):
         super().__init__(model)
-        check_argument("strength", strength, NonNegativeFloat)
-        self.strength, self.seed = strength, seed
+        self.strength, self.seed = check_argument("strength", strength, NonNegativeFloat), seed
 
     def change(self, pixels, labels, index):
         if not self.strength:
@@ -116,8 +113,7 @@ class GaussianBlur(Perturbation):
 
     def __init__(self, model: Any, sigma: float):
         super().__init__(model)
-        check_argument("sigma", sigma, NonNegativeFloat)
-        self.sigma = sigma
+        self.sigma = check_argument("sigma", sigma, NonNegativeFloat)
 
     def change(self, pixels, labels, index):
         radius = min(int(4 * self.sigma + 0.5), *(side - 1 for side in pixels.shape[1:3]))
@@ -160,10 +156,9 @@ class PGD(Perturbation):
         seed: int = 0,
     ):
         super().__init__(model)
-        check_argument("epsilon", epsilon, Probability)
-        check_argument("steps", steps, PositiveInt)
-        check_argument("step", step, NonNegativeFloat | None)
-        self.epsilon, self.steps = epsilon, steps
+        self.epsilon = check_argument("epsilon", epsilon, Probability)
+        self.steps = check_argument("steps", steps, PositiveInt)
+        step = check_argument("step", step, NonNegativeFloat | None)
         self.step = 2.5 * epsilon / steps if step is None else step
         self.random_start, self.seed = random_start, seed
         self.gradient = input_gradient(_loss_of(model), model.variables)
@@ -247,7 +242,7 @@ def curve(
     measure: str = "accuracy",
     **options: Any,
 ) -> list[dict[str, Any]]:
-    """Evaluate a model on images perturbed with each strength.
+    r"""Evaluate a model on images perturbed with each strength.
 
     Args:
         model: A classifier with `preprocessing`.
@@ -262,15 +257,13 @@ def curve(
 
     Returns:
         One dictionary per strength: `"kind"`, `"strength"`, the measure by its name (the mean of
-        the runs), `"interval"` (half the width of its 95 % confidence interval, t s / sqrt(n), None
-        for one run)
-        and `"images"`.
+        the runs), `"interval"` (half its 95 % confidence interval, $t\,s / \sqrt n$; None for one
+        run) and `"images"`.
 
     Raises:
         ValueError: if an argument is unknown or out of range.
     """
-    if kind not in PERTURBATIONS:
-        raise ValueError(f"`kind` must be one of {', '.join(PERTURBATIONS)}. Received: {kind!r}.")
+    check_argument("kind", kind, Literal[tuple(PERTURBATIONS)])
     check_argument("runs", runs, Annotated[int, f"[1, {len(T) + 1}]"])
     if not isinstance(strengths, (Sequence, np.ndarray)) or isinstance(strengths, str):
         raise ValueError(f"`strengths` must be a list of numbers. Received: {strengths!r}.")

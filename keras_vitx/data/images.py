@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
@@ -178,8 +178,7 @@ def decode_image(path: str | os.PathLike, channels: int = 3) -> np.ndarray:
             for `PIL.Image.MAX_IMAGE_PIXELS`; the message names it.
         ValueError: if `channels` is neither 1 nor 3.
     """
-    if channels not in (1, 3):
-        raise ValueError(f"`channels` must be 1 or 3. Received: {channels!r}.")
+    check_argument("channels", channels, Literal[1, 3])
     pixels = np.array(read_picture(path, "RGB" if channels == 3 else "L"))
     return pixels.reshape(*pixels.shape[:2], channels)
 

@@ -180,8 +180,7 @@ def pipelines(
 
 def check_fraction(fraction: Any) -> float:
     """Return a fraction; raise a ValueError unless it is in (0, 1]."""
-    check_argument("fraction", fraction, Annotated[float, "(0, 1]"])
-    return fraction
+    return check_argument("fraction", fraction, Annotated[float, "(0, 1]"])
 
 
 def check_trainable(source: Dataset) -> None:

@@ -86,9 +86,8 @@ def evaluate(
     check_segmenter(model)
     dataset, classes = load_dataset(source), model.output_shape[-1]
     splits = [name for name in ("validation", "train") if getattr(dataset, name) is not None]
-    if split is not None and split not in splits:
-        raise ValueError(f"`split` must be one of {', '.join(splits)}. Received: {split!r}.")
-    masked = getattr(dataset, split or splits[0])
+    split = check_argument("split", split, Literal[tuple(splits)] | None) or splits[0]
+    masked = getattr(dataset, split)
     counts = np.zeros((classes, classes), "int64")
     for start in range(0, masked.size, batch_size):
         indices = range(start, min(start + batch_size, masked.size))

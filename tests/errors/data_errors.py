@@ -250,7 +250,7 @@ ERRORS = {
         # Resizing.
         "`crop_ratio` must be at most": lambda: preprocess_input(X, stand_in(crop_ratio=17)),
         "must resize images to at most": lambda: preprocess_input(X, stand_in((1, 1 << 22))),
-        "`channels` must be 1 or 3. Received: 4": lambda: decode_image("any.png", channels=4),
+        "`channels` must be one of 1, 3. Received: 4": lambda: decode_image("any.png", channels=4),
         "`batch_size` must be ...Received: 0.": lambda: batches_of_files([], stand_in(), 0),
         "`size` must be ... (32, 0)": lambda: layer((32, 0)),
         "at most the shorter side": lambda: layer(crop_ratio=100.0),

@@ -23,7 +23,7 @@ ERRORS = {
         "`steps`": lambda: PGD(CaiT(), 0.1, steps=0),
         "input of shape": lambda: FGSM(keras.Sequential([keras.Input((4,))]), 0.1),
         "sigmoid": lambda: FGSM(CaiT(classifier_activation="sigmoid"), 0.1),
-        "fgsm, ... Received: 'fsgm'": lambda: curved("fsgm", [0]),
+        "'fgsm', ... Received: 'fsgm'": lambda: curved("fsgm", [0]),
         "`runs`": lambda: curved("noise", [1], runs=11),
         "`strengths` must be a list": lambda: curved("noise", 1),
         "`measure` must be one of mean_iou, images...'accuracy'": lambda: curved("noise", [5.0]),

@@ -54,7 +54,7 @@ ERRORS = {
         "`mode` must be one of 'whole', 'slide'": lambda: seg.evaluate(
             linear(), (IMAGE[None], MASK[None]), mode="windows"
         ),
-        "`split` must be one of train": lambda: seg.evaluate(
+        "`split` must be one of 'train', or None": lambda: seg.evaluate(
             linear(), (IMAGE[None], MASK[None]), "validation"
         ),
         "`stride` must be": lambda: seg.predict(linear(), IMAGE, "slide", stride=20),
