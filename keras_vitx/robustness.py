@@ -18,6 +18,8 @@ from keras_vitx.outputs import outputs_of
 from keras_vitx.preprocessing import ModelInput
 from keras_vitx.training.evaluate import evaluate
 
+__all__ = ["FGSM", "PGD", "GaussianBlur", "GaussianNoise", "Occlusion", "ShotNoise", "curve"]
+
 
 class Perturbation:
     """A change of the pixels of images, which depend on the model's `preprocessing`.
