@@ -91,19 +91,16 @@ def _classes(
     """
     classes: dict[str, list[Path]] = {}
     for child in sub_directories(directory):
-        known, found = len(skipped), []
+        known, found = len(skipped), {}
         for path, real in _readable(child, skipped):
-            owner = owners.get(real)
-            if owner is None:
-                owners[real] = child
-                found.append(path)
-            elif owner != child:
+            if (owner := owners.setdefault(real, child)) is not child:
                 raise ValueError(
                     "`source` must have each image in one class and split, also behind links. "
                     f"Received: {real} in {owner} and {child}."
                 )
+            found[real] = min(path, found.get(real, path))
         if found or len(skipped) > known:
-            classes.setdefault(text_of(child.name), []).extend(found)
+            classes.setdefault(text_of(child.name), []).extend(found.values())
         else:
             log.warning("%s has no images, and is no class.", child)
     return classes
@@ -166,18 +163,16 @@ def image_files(directory: Path, skipped: list[Path] | None = None) -> list[Path
 
     Links are followed, each directory once. Hidden files and directories are left out at any depth.
     """
-    return [path for path, _ in _readable(directory, [] if skipped is None else skipped)]
+    return sorted(path for path, _ in _readable(directory, [] if skipped is None else skipped))
 
 
-def _readable(directory: Path, skipped: list[Path]) -> list[tuple[Path, str]]:
-    """Return the `image_files` with their real paths."""
-    readable = []
+def _readable(directory: Path, skipped: list[Path]) -> Iterator[tuple[Path, str]]:
+    """Yield the `image_files` with their real paths, in no order."""
     for path, real, is_file in _files(directory):
         if is_file and path.suffix.lower() in readable_suffixes():
-            readable.append((path, real))
+            yield path, real
         else:
             skipped.append(path)
-    return sorted(readable)
 
 
 def _files(directory: Path) -> Iterator[tuple[Path, str, bool]]:
