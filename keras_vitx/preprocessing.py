@@ -3,18 +3,17 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from numbers import Real
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from keras_vitx.text import nearest
+from keras_vitx.annotations import PositiveFloat, check_argument, from_fields
 
 KEEP_RANGE = {"Identity", "Cast", "Resizing", "CenterCrop", "RandAugment", "AugMix", "Dropout"}
 KEEP_RANGE |= {"GaussianNoise"}
 """Layers of Keras that, like all named `Random...`, keep the range of pixels outside training."""
 
-INTERPOLATIONS = ("bicubic", "bilinear", "lanczos", "box", "hamming", "nearest")
+Interpolation = Literal["bicubic", "bilinear", "lanczos", "box", "hamming", "nearest"]
 
 
 @dataclass(frozen=True)
@@ -26,7 +25,8 @@ class Preprocessing:
         std: Standard deviation per channel, for pixel values in 0..1.
         crop_ratio: Fraction of the resized image's shorter side that is kept. Above 1,
             the image is padded with black pixels.
-        interpolation: Resampling filter of the resize, one of `INTERPOLATIONS`.
+        interpolation: Resampling filter of the resize: "bicubic", "bilinear", "lanczos", "box",
+            "hamming" or "nearest".
 
     Raises:
         ValueError: if a value is out of range; the message names the argument.
@@ -35,7 +35,7 @@ class Preprocessing:
     mean: Sequence[float]
     std: Sequence[float]
     crop_ratio: float = 1.0
-    interpolation: str = "bicubic"
+    interpolation: Interpolation = "bicubic"
 
     def __post_init__(self):
         for name in ("mean", "std"):
@@ -56,19 +56,16 @@ class Preprocessing:
             )
         if min(self.std) <= 0:
             raise ValueError(f"`std` must be positive. Received: {self.std}.")
-        if not isinstance(self.crop_ratio, Real) or not 0 < self.crop_ratio < math.inf:
-            raise ValueError(f"`crop_ratio` must be above 0. Received: {self.crop_ratio!r}.")
+        check_argument("crop_ratio", self.crop_ratio, PositiveFloat)
         object.__setattr__(self, "crop_ratio", float(self.crop_ratio))
-        if self.interpolation not in INTERPOLATIONS:
-            hint = nearest(self.interpolation, INTERPOLATIONS)
-            raise ValueError(f"`interpolation` {self.interpolation!r} is unknown. {hint}")
+        check_argument("interpolation", self.interpolation, Interpolation)
 
     @classmethod
     def of(cls, value: "Preprocessing | Mapping[str, Any]") -> "Preprocessing":
         """Return `value`, a `Preprocessing` or a dictionary of its attributes, as a record.
 
         Raises:
-            ValueError: if `value` is neither, or lacks `mean` or `std`.
+            ValueError: if `value` is neither, or lacks `mean` or `std`, or has other entries.
         """
         if isinstance(value, cls):
             return value
@@ -77,10 +74,7 @@ class Preprocessing:
                 "`preprocessing` must be a `Preprocessing`, or a dictionary with `mean` and "
                 f"`std`. Received: {value!r}."
             )
-        for name in sorted(value.keys() - cls.__dataclass_fields__.keys()):
-            hint = nearest(name, cls.__dataclass_fields__)
-            raise ValueError(f"`preprocessing` has no entry {name!r}. {hint}")
-        return cls(**value)
+        return from_fields(cls, value)
 
     @classmethod
     def pixels(cls, channels: int = 3, **values: Any) -> "Preprocessing":

@@ -69,7 +69,7 @@ def main(
     backend: Backend = None,
 ) -> None:
     """Measure loss and accuracy of a model on labeled images."""
-    from keras_vitx.robustness.curve import PERTURBATIONS
+    from keras_vitx.robustness import PERTURBATIONS
 
     ratios = crop_ratio or [None]
     if len(ratios) > 1 and (confusion or per_class or perturb):

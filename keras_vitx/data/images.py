@@ -7,11 +7,12 @@ import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
+from keras_vitx.annotations import PositiveInt, check_argument
 from keras_vitx.preprocessing import (
     MAX_VALUES,
     ModelInput,
@@ -95,8 +96,7 @@ def batches_of_files(
         ValueError: if `batch_size` is not a positive integer, or the model lacks the attributes
             that `preprocess_input` needs.
     """
-    if not isinstance(batch_size, (int, np.integer)) or batch_size < 1:
-        raise ValueError(f"`batch_size` must be an integer, at least 1. Received: {batch_size!r}.")
+    check_argument("batch_size", batch_size, PositiveInt)
     spec, paths = ModelInput.of(model, any_size=True), [Path(path) for path in paths]
     if None in spec.size:  # Each image keeps its own.
         batch_size = 1
@@ -111,12 +111,12 @@ def batches_of_files(
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             for start in range(0, len(paths), batch_size):
                 batch = paths[start : start + batch_size]
-                results = dict(zip(batch, pool.map(image_or_error, batch), strict=True))
-                errors = {path: x for path, x in results.items() if isinstance(x, OSError)}
-                images = {path: x for path, x in results.items() if path not in errors}
+                results = list(zip(batch, pool.map(image_or_error, batch), strict=True))
+                errors = {path: x for path, x in results if isinstance(x, OSError)}
+                images = [x for path, x in results if path not in errors]
                 shape = (0, *(side or 0 for side in spec.size), spec.channels)
-                array = np.stack([*images.values()]) if images else np.empty(shape, "float32")
-                yield FileBatch(list(images), array, errors)
+                array = np.stack(images) if images else np.empty(shape, "float32")
+                yield FileBatch([path for path in batch if path not in errors], array, errors)
 
     return batches()
 
@@ -178,8 +178,7 @@ def decode_image(path: str | os.PathLike, channels: int = 3) -> np.ndarray:
             for `PIL.Image.MAX_IMAGE_PIXELS`; the message names it.
         ValueError: if `channels` is neither 1 nor 3.
     """
-    if channels not in (1, 3):
-        raise ValueError(f"`channels` must be 1 or 3. Received: {channels!r}.")
+    check_argument("channels", channels, Literal[1, 3])
     pixels = np.array(read_picture(path, "RGB" if channels == 3 else "L"))
     return pixels.reshape(*pixels.shape[:2], channels)
 
@@ -223,13 +222,7 @@ def pixels_of(image) -> np.ndarray:
         is_content = isinstance(image, (bytes, bytearray))
         # An upload of FastAPI holds its open file.
         return decode_image(io.BytesIO(image) if is_content else getattr(image, "file", image))
-    if isinstance(image, Image.Image):
-        if not all(image.size):
-            raise ValueError(
-                f"`images` must have pixels. Received: a PIL image of size {image.size}."
-            )
-        return np.asarray(_as_mode(image, "RGB"))
-    image = np.asarray(image)
+    image = np.asarray(_as_mode(image, "RGB") if isinstance(image, Image.Image) else image)
     if image.ndim == 2:
         image = image[..., None]
     if image.ndim != 3 or 0 in image.shape:
@@ -281,11 +274,11 @@ def fit_to_model(
     image: np.ndarray, spec: ModelInput, crop_ratio: float | None = None
 ) -> np.ndarray:
     """Convert a uint8 image (h, w, c) to a model's size and channels, and, if None, crop ratio."""
-    transform = spec.preprocessing
-    crop_ratio = transform.crop_ratio if crop_ratio is None else crop_ratio
     image = with_channels(image, spec.channels)
     if None in spec.size:
         return image
+    transform = spec.preprocessing
+    crop_ratio = transform.crop_ratio if crop_ratio is None else crop_ratio
     return resize_and_crop(image, spec.size, crop_ratio, transform.interpolation)
 
 
@@ -300,18 +293,10 @@ def resize_and_crop(
     Sizes are rounded as in timm's evaluation transform, to reproduce published accuracies. A crop
     ratio above 1 adds a black border. All filters except "nearest" are antialiased.
     """
-    filters = {resampling.name.lower(): resampling for resampling in Image.Resampling}
-    if interpolation not in filters:
+    if crop_ratio > min(size):
         raise ValueError(
-            f"`interpolation` must be one of {', '.join(filters)}. Received: {interpolation!r}."
+            f"`crop_ratio` must be at most the shorter side of {size}. Received: {crop_ratio!r}."
         )
-    if not 0 < crop_ratio <= min(size):
-        raise ValueError(
-            f"`crop_ratio` must be above 0 and at most the shorter side of {size}. "
-            f"Received: {crop_ratio!r}."
-        )
-    if 0 in image.shape:
-        raise ValueError(f"`image` must have at least one pixel. Received: shape {image.shape}.")
     # To limit memory for extreme aspect ratios, cut both ends of a long image equally.
     scale = min(side / target for side, target in zip(image.shape, size, strict=False))
     channels = image.shape[-1]
@@ -319,14 +304,13 @@ def resize_and_crop(
     limits = [math.ceil(long * target * scale * max(crop_ratio, 1)) for target in size]
     top, left = (max(n - limit, 0) // 2 for n, limit in zip(image.shape, limits, strict=False))
     image = image[top : len(image) - top, left : image.shape[1] - left]
-    scaled = scaled_size(np, np.float64(image.shape[:2]), size, crop_ratio)
-    scaled = tuple(map(int, scaled))
+    scaled = tuple(map(int, scaled_size(np, np.float64(image.shape[:2]), size, crop_ratio)))
     if math.prod((*scaled, channels)) > 2 * MAX_VALUES:
         raise ValueError(
             f"`size` and `crop_ratio` must resize images to at most {2 * MAX_VALUES:,} values. "
             f"Received: {size} and {crop_ratio}, which need {scaled} pixels of {channels} channels."
         )
-    image = resize(image, scaled, filters[interpolation])
+    image = resize(image, scaled, Image.Resampling[interpolation.upper()])
     border = [max(target - side, 0) for side, target in zip(image.shape, size, strict=False)]
     if any(border):
         image = np.pad(image, [(width // 2, width - width // 2) for width in border] + [(0, 0)])

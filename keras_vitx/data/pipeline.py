@@ -2,12 +2,12 @@
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from numbers import Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 
+from keras_vitx.annotations import NonNegativeInt, PositiveInt, check_argument
 from keras_vitx.data.augmentation import Augmentation
 from keras_vitx.data.augmentation.mixing import Mixing
 from keras_vitx.data.augmentation.windows import Window
@@ -138,13 +138,9 @@ def pipelines(
     """
     from keras_vitx.data.loading import EvaluationBatches, TrainingBatches  # imports Keras
 
-    for name, value, minimum in (
-        ("batch_size", batch_size, 1), ("seed", seed, 0), ("workers", workers, 0)
-    ):  # fmt: skip
-        if not isinstance(value, (int, np.integer)) or value < minimum:
-            raise ValueError(
-                f"`{name}` must be an integer, at least {minimum}. Received: {value!r}."
-            )
+    check_argument("batch_size", batch_size, PositiveInt)
+    check_argument("seed", seed, NonNegativeInt)
+    check_argument("workers", workers, NonNegativeInt)
     if check_fraction(fraction) != 1 and sampling is not None:
         raise ValueError(f"`fraction` must be 1 with `sampling`. Received: {fraction!r}.")
     augmentation, mixing = Augmentation.of(augmentation), Mixing.of(mixing)
@@ -184,9 +180,7 @@ def pipelines(
 
 def check_fraction(fraction: Any) -> float:
     """Return a fraction; raise a ValueError unless it is in (0, 1]."""
-    if not isinstance(fraction, Real) or not 0 < fraction <= 1:
-        raise ValueError(f"`fraction` must be a number in (0, 1]. Received: {fraction!r}.")
-    return fraction
+    return check_argument("fraction", fraction, Annotated[float, "(0, 1]"])
 
 
 def check_trainable(source: Dataset) -> None:

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
+from keras_vitx.annotations import PositiveInt, check_argument
+
 IMAGENET_CLASSES = Path(__file__).with_name("imagenet_classes.txt")
 
 
@@ -33,8 +35,7 @@ def decode_predictions(predictions, top: int = 5, model=None) -> list[list[tuple
     predictions = keras.ops.convert_to_numpy(predictions)
     if predictions.ndim != 2:
         raise ValueError(f"`predictions` must be (n, classes). Received: {predictions.shape}.")
-    if top < 1:
-        raise ValueError(f"`top` must be above 0. Received: {top!r}.")
+    check_argument("top", top, PositiveInt)
     names = class_names_of(model)
     if predictions.shape[1] == 1 and names is not None and len(names) == 2:
         predictions = np.concatenate([1 - predictions, predictions], axis=1)

@@ -1,11 +1,13 @@
 """Batches of images and masks, at the input size of a model."""
 
 import sys
-from typing import Any
+from collections.abc import Sequence
+from typing import Annotated, Any
 
 import numpy as np
 from PIL import Image
 
+from keras_vitx.annotations import Range, check_argument
 from keras_vitx.data import Pipelines
 from keras_vitx.data.augmentation import jitter_colors
 from keras_vitx.data.images import normalize, resize, with_channels
@@ -67,10 +69,12 @@ def pipelines(
 class EvaluationPairs(Batches):
     """The validation batches of `pipelines`, of masked images with `classes` classes."""
 
-    def __init__(self, masked: MaskedImages, model: Any, classes: int, batch_size: int = 16):
+    def __init__(
+        self, masked: MaskedImages, model: Any, classes: int, batch_size: int = 16, seed: int = 0
+    ):
         super().__init__(None)
         self.masked, self.spec = masked, ModelInput.of(model)
-        self.classes, self.batch_size = classes, batch_size
+        self.classes, self.batch_size, self.seed = classes, batch_size, seed
 
     def __len__(self) -> int:
         return -(-self.masked.size // self.batch_size)
@@ -80,10 +84,25 @@ class EvaluationPairs(Batches):
         return steps.map(lambda step: self.batch(*divmod(step, len(self))))
 
     def batch(self, epoch: int, index: int) -> tuple[np.ndarray, np.ndarray]:
-        positions = range(self.masked.size)[index * self.batch_size :][: self.batch_size]
-        images, masks = zip(*(self.masked.pair(i, self.classes) for i in positions), strict=True)
-        images = [to_model(image, self.spec, self.spec.size) for image in images]
-        return np.stack(images), np.stack([resize_mask(mask, self.spec.size) for mask in masks])
+        # Not `index`: for NumPy, (seed, epoch, 0) equals (seed, epoch), the seed of the order.
+        random = np.random.default_rng((self.seed, epoch, index + 1))
+        pairs = (self.masked.pair(i, self.classes) for i in self.positions(epoch, index))
+        images, masks = zip(*(self.fit(*pair, random) for pair in pairs), strict=True)
+        return np.stack(images), np.stack(masks)
+
+    def positions(self, epoch: int, index: int) -> Sequence[int]:
+        return self.order(epoch)[index * self.batch_size :][: self.batch_size]
+
+    def ids(self, epoch: int, index: int) -> list:
+        return [self.masked.names[i] for i in self.positions(epoch, index)]
+
+    def order(self, epoch: int) -> Sequence[int]:
+        return range(self.masked.size)
+
+    def fit(self, image: np.ndarray, mask: np.ndarray, random: Any) -> tuple[np.ndarray, ...]:
+        """Return an image and its mask at the input size, the image normalized."""
+        size = self.spec.size
+        return to_model(image, self.spec, size), resize_mask(mask, size)
 
 
 class TrainingCrops(EvaluationPairs):
@@ -100,33 +119,18 @@ class TrainingCrops(EvaluationPairs):
         jitter: float = 0.0,
         seed: int = 0,
     ):
-        super().__init__(masked, model, classes, min(batch_size, masked.size))
-        if not 0 < scales[0] <= scales[1]:
-            raise ValueError(f"`scales` must be a range above 0. Received: {scales!r}.")
-        if not 0 <= jitter < 1:
-            raise ValueError(f"`jitter` must be in 0..1. Received: {jitter!r}.")
-        self.scales, self.flip, self.jitter, self.seed = scales, flip, jitter, seed
+        super().__init__(masked, model, classes, min(batch_size, masked.size), seed)
+        check_argument("scales", tuple(scales), Annotated[Range, "(0, inf)"])
+        check_argument("jitter", jitter, Annotated[float, "[0, 1)"])
+        self.scales, self.flip, self.jitter = scales, flip, jitter
 
     def __len__(self) -> int:
         return self.masked.size // self.batch_size
 
-    def positions(self, epoch: int, index: int) -> np.ndarray:
-        start = index * self.batch_size
-        return order(self.seed, epoch, self.masked.size)[start : start + self.batch_size]
+    def order(self, epoch: int) -> np.ndarray:
+        return order(self.seed, epoch, self.masked.size)
 
-    def ids(self, epoch: int, index: int) -> list:
-        return [self.masked.names[i] for i in self.positions(epoch, index)]
-
-    def batch(self, epoch: int, index: int) -> tuple[np.ndarray, np.ndarray]:
-        # Not `index`: for NumPy, (seed, epoch, 0) equals (seed, epoch), the seed of the order.
-        random = np.random.default_rng((self.seed, epoch, index + 1))
-        pairs = (self.masked.pair(i, self.classes) for i in self.positions(epoch, index))
-        images, masks = zip(*(self.crop(*pair, random) for pair in pairs), strict=True)
-        return np.stack(images), np.stack(masks)
-
-    def crop(
-        self, image: np.ndarray, mask: np.ndarray, random: np.random.Generator
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def fit(self, image: np.ndarray, mask: np.ndarray, random: Any) -> tuple[np.ndarray, ...]:
         """Return a random crop, normalized, and its mask."""
         height, width = self.spec.size
         ratio = random.uniform(*self.scales) * min(height, width) / min(mask.shape)

@@ -9,6 +9,7 @@ import keras
 import numpy as np
 from PIL import Image
 
+from keras_vitx.annotations import check_argument
 from keras_vitx.data.images import normalize, pixels_of, resize, with_channels
 from keras_vitx.preprocessing import ModelInput
 from keras_vitx.segmentation.masks import IGNORED, load_dataset
@@ -45,7 +46,7 @@ def predict(
         OSError: if the image can't be decoded.
     """
     check_segmenter(model)
-    return _logits(model, [pixels_of(image)], [None], mode, stride, batch_size)[0]
+    return _logits(model, [pixels_of(image)], mode, stride, batch_size)[0]
 
 
 def evaluate(
@@ -85,15 +86,13 @@ def evaluate(
     check_segmenter(model)
     dataset, classes = load_dataset(source), model.output_shape[-1]
     splits = [name for name in ("validation", "train") if getattr(dataset, name) is not None]
-    if split is not None and split not in splits:
-        raise ValueError(f"`split` must be one of {', '.join(splits)}. Received: {split!r}.")
-    masked = getattr(dataset, split or splits[0])
+    split = check_argument("split", split, Literal[tuple(splits)] | None) or splits[0]
+    masked = getattr(dataset, split)
     counts = np.zeros((classes, classes), "int64")
     for start in range(0, masked.size, batch_size):
         indices = range(start, min(start + batch_size, masked.size))
         images, masks = zip(*(masked.pair(i, classes) for i in indices), strict=True)
-        changes = [perturb and (lambda x, i=i: perturb(x, None, i)) for i in indices]
-        predictions = _logits(model, images, changes, mode, stride, batch_size)
+        predictions = _logits(model, images, mode, stride, batch_size, perturb, start)
         for mask, logits in zip(masks, predictions, strict=True):
             counts += confusion(mask, logits.argmax(-1), classes)
     return {**metrics_of(counts), "images": masked.size}
@@ -131,29 +130,29 @@ def to_model(image: np.ndarray, spec: ModelInput, size: tuple[int, int]) -> np.n
 def _logits(
     model: keras.Model,
     images: Sequence[np.ndarray],
-    changes: Sequence[Callable | None],
     mode: Mode,
     stride: int | tuple[int, int] | None,
     batch_size: int,
+    perturb: Callable | None = None,
+    first: int = 0,
 ) -> list[np.ndarray]:
-    """Return the logits of uint8 images, each changed by a function, at the sizes of the images."""
-    if mode not in ("whole", "slide"):
-        raise ValueError(f"`mode` must be 'whole' or 'slide'. Received: {mode!r}.")
+    """Return the logits of uint8 images, of which `first` is the index, at their sizes."""
+    check_argument("mode", mode, Mode)
     spec = ModelInput.of(model)
     steps = _steps(stride, spec.size) if mode == "slide" else spec.size
     inputs, windows = [], []
-    for image, change in zip(images, changes, strict=True):
+    for index, image in enumerate(images):
         size = spec.size
         if mode == "slide":  # The smallest size of this aspect ratio that covers the input.
             ratio = max(new / old for new, old in zip(size, image.shape, strict=False))
             size = [max(n, round(o * ratio)) for n, o in zip(size, image.shape, strict=False)]
-        windows += [(len(inputs), *window) for window in _windows(size, spec.size, steps)]
-        pixels = to_model(image, spec, size)
-        inputs.append(pixels if change is None else change(pixels[None])[0])
+        windows += [(index, *window) for window in _windows(size, spec.size, steps)]
+        pixels = to_model(image, spec, size)[None]
+        inputs.append((perturb(pixels, None, first + index) if perturb else pixels)[0])
     totals = [np.zeros((*x.shape[:2], model.output_shape[-1]), "float32") for x in inputs]
     counts = [np.zeros((*x.shape[:2], 1), "float32") for x in inputs]
-    for first in range(0, len(windows), batch_size):
-        batch = windows[first : first + batch_size]
+    for start in range(0, len(windows), batch_size):
+        batch = windows[start : start + batch_size]
         pixels = np.stack([inputs[index][rows, columns] for index, rows, columns in batch])
         outputs = np.asarray(model.predict_on_batch(pixels), "float32")
         for (index, rows, columns), logits in zip(batch, outputs, strict=True):
@@ -167,12 +166,11 @@ def _logits(
 
 def _steps(stride, window):
     """Return the pixels between windows, per axis."""
-    steps = tuple(max(1, side * 2 // 3) for side in window) if stride is None else stride
-    steps = (steps,) * 2 if isinstance(steps, Integral) else tuple(steps)
-    if len(steps) != 2 or not all(
-        isinstance(step, Integral) and 1 <= step <= side
-        for step, side in zip(steps, window, strict=True)
-    ):
+    if stride is None:
+        return tuple(max(1, side * 2 // 3) for side in window)
+    steps = (stride,) * 2 if isinstance(stride, Integral) else tuple(stride)
+    valid = len(steps) == 2 and all(isinstance(step, Integral) for step in steps)
+    if not valid or not all(0 < step <= side for step, side in zip(steps, window, strict=True)):
         raise ValueError(
             f"`stride` must be integers in 1..window, {tuple(window)}. Received: {stride!r}."
         )

@@ -1,14 +1,14 @@
 """Heads that turn feature maps into one class per pixel."""
 
 from collections.abc import Sequence
-from numbers import Real
-from typing import Any
+from typing import Annotated, Any
 
 import keras
 import numpy as np
 from keras import ops
 from keras.layers import BatchNormalization, Concatenate, Conv2D, Conv2DTranspose
 
+from keras_vitx.annotations import check_argument
 from keras_vitx.models.common import check_counts, scale_factor
 from keras_vitx.segmentation.model import Segmenter
 
@@ -161,8 +161,7 @@ def _resize(x, to):
 
 def _classify(x, classes, images, dropout, name):
     """Return the logits of each pixel, resized to the images."""
-    if not isinstance(dropout, Real) or not 0 <= dropout < 1:
-        raise ValueError(f"`dropout` must be a rate in 0..1. Received: {dropout!r}.")
+    check_argument("dropout", dropout, Annotated[float, "[0, 1)"])
     if dropout:
         x = keras.layers.SpatialDropout2D(dropout, data_format=LAST, name=f"{name}_dropout")(x)
     initializer = keras.initializers.RandomNormal(stddev=0.01)

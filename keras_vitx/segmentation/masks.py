@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from keras_vitx.annotations import Probability, check_argument
 from keras_vitx.data.images import as_uint8, decode_image, open_image
 from keras_vitx.data.sources.directories import image_files, sub_directories
 from keras_vitx.data.sources.names import split_of
@@ -194,25 +195,22 @@ def _names(directory):
 
 
 def _arrays(source, first_label):
-    """Return the masked images of arrays, of one split or two."""
+    """Yield the masked images of arrays, of one split or two."""
     pairs = source if isinstance(source[0], (tuple, list)) else (source,)
     if len(pairs) not in (1, 2) or any(len(pair) != 2 for pair in pairs):
         raise ValueError(
             "`source` must be (images, masks) or ((images, masks), (validation images, masks)). "
             f"Received: {len(source)} items."
         )
-    return [_array_pairs(images, masks, first_label) for images, masks in pairs]
-
-
-def _array_pairs(images, masks, first_label):
-    images, masks = as_uint8(images, "images"), np.asarray(masks)
-    if images.ndim != 4 or images.shape[:3] != masks.shape or masks.dtype.kind not in "iu":
-        raise ValueError(
-            "`source` must be images (n, height, width, channels) and integer masks (n, "
-            f"height, width). Received: {images.shape} and {masks.shape}, {masks.dtype}."
-        )
-    masks = from_first_label(masks, first_label)
-    return MaskedImages(range(len(images)), lambda i: (images[i], masks[i]))
+    for images, masks in pairs:
+        images, masks = as_uint8(images, "images"), np.asarray(masks)
+        if images.ndim != 4 or images.shape[:3] != masks.shape or masks.dtype.kind not in "iu":
+            raise ValueError(
+                "`source` must be images (n, height, width, channels) and integer masks (n, "
+                f"height, width). Received: {images.shape} and {masks.shape}, {masks.dtype}."
+            )
+        rows = list(zip(images, from_first_label(masks, first_label), strict=True))
+        yield MaskedImages(range(len(rows)), rows.__getitem__)
 
 
 def _tfds(name, first_label, data_dir):
@@ -274,8 +272,7 @@ def overlay(
         raise ValueError(
             f"`mask` must have the image's size {image.shape[:2]}. Received: {mask.shape}."
         )
-    if not 0 <= opacity <= 1:
-        raise ValueError(f"`opacity` must be in 0..1. Received: {opacity!r}.")
+    check_argument("opacity", opacity, Probability)
     colors = palette(IGNORED + 1) if colors is None else colors
     colored = (mask != 0) & (mask != IGNORED)
     pixels = np.broadcast_to(image, (*mask.shape, 3)).astype("float32")

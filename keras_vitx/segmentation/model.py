@@ -7,6 +7,7 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_vitx.annotations import PositiveInt, check_argument
 from keras_vitx.layers.ops import scalars_on_device
 from keras_vitx.models.chain import ImageModel
 from keras_vitx.preprocessing import Preprocessing
@@ -199,8 +200,7 @@ def compile(
     Raises:
         ValueError: if `steps` is not positive, or the model returns no logits per pixel.
     """
-    if not isinstance(steps, int) or steps < 1:
-        raise ValueError(f"`steps` must be an integer, at least 1. Received: {steps!r}.")
+    check_argument("steps", steps, PositiveInt)
     check_segmenter(model)
     rate = WarmupPolynomial(learning_rate, steps, min(warmup_steps, steps // 10), power)
     iou = MeanIoU(

@@ -13,15 +13,20 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from keras_vitx.data.augmentation import Augmentation, from_fields
+from keras_vitx.annotations import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Probability,
+    check_argument,
+    from_fields,
+    is_optional,
+)
+from keras_vitx.data.augmentation import Augmentation
 from keras_vitx.data.augmentation.mixing import Mixing
 from keras_vitx.text import nearest
 
-# Numbers and the interval they must be in.
-PositiveInt = Annotated[int, "[1, inf)"]
-NonNegativeInt = Annotated[int, "[0, inf)"]
-PositiveFloat = Annotated[float, "(0, inf)"]
-NonNegativeFloat = Annotated[float, "[0, inf)"]
 Fraction = Annotated[float, "[0, 1)"]
 Precision = Literal["float32", "mixed_bfloat16", "mixed_float16"]
 
@@ -133,7 +138,7 @@ class Recipe:
     mix_token: bool = False
     distillation: Literal["hard", "soft"] | None = None
     temperature: PositiveFloat = 3.0
-    distillation_weight: Annotated[float, "[0, 1]"] | None = None
+    distillation_weight: Probability | None = None
 
     result: Literal["last", "best"] = "best"
 
@@ -141,7 +146,7 @@ class Recipe:
         if isinstance(self.augmentation, str):
             object.__setattr__(self, "augmentation", Augmentation.of(self.augmentation))
         for name, value in vars(self).items():
-            _check(name, value)
+            check_argument(name, value, HINTS[name])
         if self.warmup_epochs >= self.epochs:
             raise ValueError(
                 f"`warmup_epochs` must be below epochs={self.epochs}. "
@@ -172,9 +177,9 @@ class Recipe:
             ValueError: if a setting is unknown or out of range.
         """
         _check_known(changes, HINTS)
-        changes = {n: v for n, v in changes.items() if v is not None or _is_optional(n)}
+        changes = {n: v for n, v in changes.items() if v is not None or is_optional(HINTS[n])}
         if "epochs" in changes and "warmup_epochs" not in changes:
-            _check("epochs", changes["epochs"])
+            check_argument("epochs", changes["epochs"], HINTS["epochs"])
             changes["warmup_epochs"] = self.warmup_epochs * changes["epochs"] / self.epochs
         for group, off in OFF.items():
             fields = {n: changes.pop(n) for n in vars(off) if n in changes}
@@ -339,40 +344,8 @@ HINTS: dict[str, Any] = {
 }
 
 
-def _check(name: str, value: Any) -> None:
-    """Raise a ValueError if a setting does not match its annotation."""
-    hint, optional = HINTS[name], _is_optional(name)
-    if value is None and optional:
-        return
-    hint = typing.get_args(hint)[0] if optional else hint
-    arguments = typing.get_args(hint)
-    if typing.get_origin(hint) is Annotated:
-        number, interval = arguments
-        expected = f"{'an integer' if number is int else 'a number'} in {interval}"
-        is_number = isinstance(value, Integral if number is int else Real)
-        valid = is_number and not isinstance(value, bool) and _is_within(value, interval)
-    elif arguments or hint is bool:
-        choices = arguments or (True, False)
-        expected, valid = f"one of {', '.join(map(repr, choices))}", value in choices
-    else:
-        expected, valid = f"of type `{hint.__name__}`", isinstance(value, hint)
-    if not valid:
-        none = ", or None" if optional else ""
-        raise ValueError(f"`{name}` must be {expected}{none}. Received: {value!r}.")
-
-
 def _as_python(number: Real) -> int | float:
     return int(number) if isinstance(number, Integral) else float(number)
-
-
-def _is_optional(name: str) -> bool:
-    return type(None) in typing.get_args(HINTS[name])
-
-
-def _is_within(value: Real, interval: str) -> bool:
-    low, high = map(float, interval[1:-1].split(","))
-    above_low = low <= value if interval[0] == "[" else low < value
-    return above_low and (value <= high if interval[-1] == "]" else value < high)
 
 
 def _check_known(names: Collection[str], known: Collection[str]) -> None:

@@ -54,7 +54,7 @@ CASES = {
         "tiny.keras small.npz --crop-ratio 1 --crop-ratio 2 --per-class a.csv": "`--crop-ratio`",
         "tiny.keras small.npz --crop-ratio 1 --crop-ratio 2 --perturb blur=1": "`--crop-ratio`",
         "tiny.keras small.npz --confusion small.npz/picture.png": "is not a directory",
-        "tiny.keras gone.npz --perturb fgsm=2": "`epsilon` must be a number of at least 0 and at",
+        "tiny.keras gone.npz --perturb fgsm=2": "`epsilon` must be a number in [0, 1]",
         "tiny.keras gone.npz --perturb noise=much": "`--perturb` must be KIND=STRENGTH",
         "tiny.keras gone.npz --perturb snow=1": "one of the kinds occlude, fgsm",
     },

@@ -61,14 +61,6 @@ def boxes(images):
     return np.array([[*box.min(axis=0), *np.ptp(box, axis=0) + 1] for box in found])
 
 
-def test_two_distributions_are_told_apart():
-    draw = np.random.default_rng(0).normal
-    assert_one_distribution(draw(size=2000), draw(size=2000))
-    for other in (draw(0.2, size=2000), draw(0, 1.2, size=2000)):
-        with pytest.raises(AssertionError):
-            assert_one_distribution(draw(size=2000), other)
-
-
 # Two photographs, and one so wide that no random box fits: the central crop.
 @pytest.mark.parametrize("height, width", [(512, 512), (300, 451), (40, 400)])
 def test_crops(timm, height, width):

@@ -12,7 +12,7 @@ from PIL import Image
 
 from keras_vitx.data import Augmentation, Mixing, pipelines
 from keras_vitx.data.augmentation import PRESETS
-from keras_vitx.data.augmentation.mixing import check_mixable, shard_of_batch, soft_labels
+from keras_vitx.data.augmentation.mixing import shard_of_batch, soft_labels
 from keras_vitx.data.augmentation.windows import random_box, random_shift, resized_crop
 from keras_vitx.data.images import resize
 
@@ -75,37 +75,20 @@ def test_half_of_the_images_are_flipped_as_their_window_says():
     assert 20 < sum(window.flip for _, window in drawn) < 44
 
 
-def test_a_shrunk_window_is_antialiased():
-    checks = (np.indices((64, 64)).sum(axis=0) % 2 * 255).astype("uint8")
-    image = np.repeat(checks[..., None], 3, axis=-1)
-    shrunk, _ = resized_crop(image, (8, 8), generators()[0], (1.0, 1.0), (1.0, 1.0))
-    assert np.abs(shrunk.astype(float) - 127.5).max() < 25
-
-
-@pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("fields", [{"rand_augment": "m9-mstd0.5-inc1"}, {"color_jitter": 0.4}])
-def test_the_same_generator_gives_the_same_image(channels, fields):
-    image, augmentation = picture(40, 30, channels), Augmentation(**fields)
+def test_gray_images_are_augmented_by_the_generator_alone(fields):
+    image, augmentation = picture(40, 30, 1), Augmentation(**fields)
     for pair in zip(generators(20), generators(20), strict=True):
-        first, second = (
-            augmentation.pixels(image, (16, 24), random, MEAN[:channels]) for random in pair
-        )
-        assert first[0].shape == (16, 24, channels) and first[0].dtype == np.uint8
+        first, second = (augmentation.pixels(image, (16, 24), random, MEAN[:1]) for random in pair)
+        assert first[0].shape == (16, 24, 1) and first[0].dtype == np.uint8
         np.testing.assert_array_equal(first[0], second[0])
         assert first[1] == second[1]
 
 
-@pytest.mark.parametrize("name", PRESETS)
-def test_a_preset_is_read_back_from_json(name):
-    augmentation = Augmentation.of(name)
-    record = json.loads(json.dumps(dataclasses.asdict(augmentation)))
-    assert Augmentation.of(record) == Augmentation.of(augmentation) is augmentation
-    assert Augmentation.of(None) is None
-
-
-@pytest.mark.parametrize("name, channels", [("rand_augment", 1), ("crop_flip", 4)])
-def test_images_of_other_channels_are_taken(name, channels):
-    PRESETS[name].check(channels)
+def test_a_preset_is_read_back_from_json():
+    for name, augmentation in PRESETS.items():
+        record = json.loads(json.dumps(dataclasses.asdict(augmentation)))
+        assert Augmentation.of(record) == Augmentation.of(name) is augmentation
 
 
 def batch(count=6, size=8):
@@ -161,16 +144,11 @@ def test_an_unmixed_batch_is_unchanged():
 
 @pytest.mark.parametrize(
     "labels, classes, wanted",
-    [
-        ([2, 0], 3, [[0, 0, 1], [1, 0, 0]]),
-        ([1, 0], 1, [1, 0]),
-        ([[1, 1, 0], [0, 0, 0]], None, [[1, 1, 0], [0, 0, 0]]),
-    ],
+    [([2, 0], 3, [[0, 0, 1], [1, 0, 0]]), ([1, 0], 1, [1, 0]), ([[1, 1], [0, 1]], 2, None)],
 )
 def test_labels_become_soft(labels, classes, wanted):
-    check_mixable(np.array(labels), classes)
     found = soft_labels(np.array(labels), classes)
-    assert found.dtype == np.float32 and found.tolist() == wanted
+    assert found.dtype == np.float32 and found.tolist() == (wanted or labels)
 
 
 def keras_cv_batches(augmentation="keras_cv"):
@@ -192,8 +170,7 @@ def test_keras_cv_makes_the_same_batches_from_a_seed():
 
     images, _ = keras_cv_batches(Augmentation(crop="shift", color_jitter=0.4, by="keras_cv"))[0]
     assert np.isfinite(images).all() and images.min() >= -2 and images.max() <= 2
-    erasing = Augmentation(crop=None, flip=0.0, erasing=1.0, by="keras_cv")
-    assert (np.abs(keras_cv_batches(erasing)[0][0]) > 2).any(), "normal noise"
-    flipped = Augmentation(crop=None, flip=1.0, by="keras_cv")
+    flipped = Augmentation(crop=None, flip=1.0, erasing=1.0, by="keras_cv")
     found, plain = (keras_cv_batches(each)[0][0] for each in (flipped, None))
-    np.testing.assert_allclose(found, plain[:, :, ::-1], atol=0.02)
+    near = np.abs(found - plain[:, :, ::-1]) < 0.02
+    assert 0.5 < near.mean() < 0.99 and (np.abs(found[~near]) > 2).any(), "normal noise"

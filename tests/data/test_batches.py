@@ -9,7 +9,7 @@ from harness import pictures, run_python, stand_in
 
 import keras_vitx as kv
 from keras_vitx import preprocess_input
-from keras_vitx.data import Augmentation, Mixing, Pipelines, load_dataset, loading, pipelines
+from keras_vitx.data import Augmentation, Mixing, load_dataset, loading, pipelines
 from keras_vitx.data.sources.dataset import ArrayImages, Split, fraction_of
 
 backend_free = pytest.mark.backend_free
@@ -42,7 +42,6 @@ def levels(images):
 def test_shapes_types_and_sizes(caplog):
     images, labels = pictures(21)
     result = pipelines((GRAY, (images, labels)), stand_in(), 10)
-    assert result.class_names == tuple("0123") and result.skipped == ()
     for part, sizes in ((result.train, [10] * 10), (result.validation, [10, 10, 1])):
         found = list(part)
         assert len(part) == len(sizes) and [len(y) for _, y in found] == sizes
@@ -54,24 +53,10 @@ def test_shapes_types_and_sizes(caplog):
     equal(result.test[0], (preprocess_input(images, stand_in()), labels))
     alone = pipelines(GRAY, stand_in(), validation_split=0)
     assert alone.validation is alone.validation_size is alone.test is alone.test_size is None
-    assert Pipelines(alone.train)[1:] == (None, None, (), None)
-
-    assert pipelines(GRAY, stand_in(classes=1)).train_size
     whole = pipelines(GRAY, stand_in(classes=9), 1000, validation_split=0).train
     assert "4 classes, the model 9 outputs" in caplog.text
     # Fewer images than a batch are one batch.
     assert [len(labels) for _, labels in whole] == [103]
-
-
-@backend_free
-def test_an_epoch_takes_every_image_once_in_an_order_of_its_own():
-    found, orders = train(GRAY, 1), []
-    for _ in range(2):
-        images, labels = map(np.concatenate, zip(*found, strict=True))
-        orders.append(levels(images))
-        assert sorted(orders[-1]) == list(range(103)) and (labels == orders[-1] % 4).all()
-        assert np.abs(orders[-1] - np.arange(103)).mean() > 20
-    assert (orders[0] != orders[1]).any()
 
 
 @backend_free
@@ -98,7 +83,7 @@ def test_a_batch_depends_on_seed_epoch_and_index_only(pets, monkeypatch, memory,
 
 
 @backend_free
-def test_processes_and_grain_make_the_same_batches(pets):
+def test_processes_and_threads_make_the_same_batches(pets):
     options = {"augmentation": STRONG, "mixing": Mixing(group_size=2), "validation_split": 0.2}
     (pets / "cat" / "0.jpg").write_bytes(b"damaged")
     plain, processes = (train(pets, 4, workers=workers, **options) for workers in (0, 2))
@@ -108,10 +93,8 @@ def test_processes_and_grain_make_the_same_batches(pets):
             assert {type(array) for array in processes[index]} == {np.ndarray}
             equal(processes[index], made(plain, epoch, index))
     assert processes.unreadable == plain.unreadable and len(plain.unreadable) == 1
-    grain = pytest.importorskip("grain")
     for step, batch in enumerate(islice(plain.dataset()[3:], 4), start=3):
         equal(plain.to_inputs(batch), made(plain, *divmod(step, len(plain))))
-    equal(grain.MapDataset.source(plain.split)[7], plain.split[7])
 
 
 @backend_free
@@ -183,21 +166,17 @@ def test_keras_trains_on_the_batches_of_each_epoch(steps_per_epoch):
 
 @backend_free
 def test_fit_takes_batches_of_grain():
-    grain = pytest.importorskip("grain")
+    import grain
+
     model = kv.ViT(dim=8, depth=1, num_heads=2, patch_size=8, input_shape=(16, 16, 3), classes=4)
-    batches = train(pictures(20), 8, model).dataset().map(lambda batch: tuple(batch[:2]))
-    endless = batches.to_iter_dataset()
-    with pytest.raises(ValueError, match=r"`steps_per_epoch` must be set .*PrefetchIter"):
-        kv.fit(model, endless, epochs=1, warmup_epochs=0)
+    endless = train(pictures(20), 8, model).dataset().map(lambda batch: tuple(batch[:2]))
+    endless = endless.to_iter_dataset()
+    own = grain.MapDataset.source(list(islice(endless, 2)))
+    for batches in (endless, own.repeat()):
+        with pytest.raises(ValueError, match="`steps_per_epoch` must be set"):
+            kv.fit(model, batches, epochs=1, warmup_epochs=0)
     history = kv.fit(model, endless, epochs=2, warmup_epochs=0, steps_per_epoch=2, verbose=0)
     assert np.isfinite(history.history["loss"]).all()
-    own = grain.MapDataset.source(list(islice(endless, 2)))
-    with pytest.raises(ValueError, match=r"`steps_per_epoch` must be set"):
-        kv.fit(model, own.repeat(), epochs=1, warmup_epochs=0)
-    loader = grain.DataLoader(data_source=own, sampler=grain.samplers.SequentialSampler(2))
-    for dataset in (own, loader):
-        history = model.fit(dataset, steps_per_epoch=2, shuffle=False, verbose=0)
-        assert np.isfinite(history.history["loss"]).all()
 
 
 @backend_free
@@ -206,21 +185,12 @@ def test_evaluation_images_and_those_without_augmentation(pets):
     source = load_dataset(pets, validation_split=0.2)
     result = pipelines(source, model, 16, augmentation=None)
     for split, files in (
-        (result.validation, source.validation.images.paths),
+        (result.validation, source.validation.images.keys),
         (result.train, result.train.ids(0, 0)),
     ):
         images, labels = next(iter(split))
         np.testing.assert_allclose(images, preprocess_input(files, model), atol=1e-6)
         assert labels.tolist() == [f.relative_to(pets).parts[0] == "dog" for f in files]
-
-
-@backend_free
-@pytest.mark.parametrize("augmentation", ["crop_flip", "random_resized_crop"])
-def test_gray_images_for_a_color_model(augmentation):
-    model = stand_in((32, 32), classes=10)
-    images, _ = train("fashion_mnist", 100, model, augmentation=augmentation)[0]
-    assert images.shape == (100, 32, 32, 3)
-    np.testing.assert_array_equal(images[..., 0], images[..., 2])
 
 
 @backend_free
@@ -238,13 +208,11 @@ def test_a_padded_batch_is_full_and_its_padding_weighs_nothing():
 
 
 @backend_free
-def test_labels_of_any_form_follow_their_images():
+def test_soft_labels_follow_their_images():
     numbers = np.arange(103) / 103
     soft = np.stack([numbers, 1 - numbers, 0 * numbers, 0 * numbers], axis=1)
     found, labels = train((GRAY[0], soft), 103, augmentation=None)[0]
     np.testing.assert_allclose(labels[:, 0] * 103, levels(found), atol=1e-3)
-    # With regression targets there is no number of classes to check.
-    assert pipelines((GRAY[0], numbers), stand_in()).class_names is None
 
 
 @backend_free
@@ -256,8 +224,6 @@ def test_mixed_labels_are_soft_in_all_parts():
     assert mixed.shape == plain.shape == (8, 5) and mixed.dtype == plain.dtype == np.float32
     np.testing.assert_allclose(mixed.sum(axis=1), 1, rtol=1e-6)
     np.testing.assert_array_equal(plain, np.eye(5)[labels[:8]])
-    padded = pipelines(source, stand_in(), 8, mixing=Mixing(), pad=True).validation
-    assert [len(y) for _, y, _ in padded] == [8, 8]
     _, mixed = train((images, labels // 2), model=stand_in(classes=1), mixing=Mixing())[0]
     assert mixed.shape == (8,) and set(mixed) - {0, 1}
 
@@ -276,22 +242,11 @@ def test_images_are_repeated_in_a_batch_and_augmented_anew():
 
 
 @backend_free
-@pytest.mark.parametrize("channels", [1, 3])
-def test_erased_boxes_and_all_channels(channels):
-    source = np.full((40, 16, 16, channels), 128, "uint8"), np.arange(40) % 4
-    plain = Augmentation(crop=None, flip=0.0, erasing=0.5)
-    images, _ = train(source, 40, stand_in(channels=channels), augmentation=plain)[0]
-    erased = (np.abs(images - (128 / 255 - 0.5) / 0.25) > 1e-3).any(axis=(1, 2, 3))
-    assert 10 < erased.sum() < 30 and np.abs(images[erased]).max() > 1.5
-
-
-@backend_free
 def test_ids_are_paths_or_indices_in_the_source(pets):
-    files = load_dataset(pets, validation_split=0).train.images.paths
+    files = load_dataset(pets, validation_split=0).train.images.keys
     assert set(train(pets, 4, fraction=0.5).ids(0, 0)) < set(files)
     found = train(GRAY, 5, augmentation=None, fraction=0.5)
-    for index in range(len(found)):
-        assert found.ids(0, index) == levels(made(found, 0, index)[0]).tolist()
+    assert found.ids(0, 3) == levels(made(found, 0, 3)[0]).tolist()
 
 
 @backend_free
@@ -367,7 +322,7 @@ def test_an_image_that_goes_bad_is_replaced_in_training(pets, caplog, augmentati
     equal(made(again, 0, 0), each[0])
     with pytest.raises(OSError, match="can't be decoded"):
         list(strict)
-    for path in source.train.images.paths:
+    for path in source.train.images.keys:
         path.write_bytes(b"")
     with pytest.raises(OSError, match=r"no image of a batch can be decoded: .*jpg"):
         made(late, 0, 0)
@@ -376,7 +331,7 @@ def test_an_image_that_goes_bad_is_replaced_in_training(pets, caplog, augmentati
 @backend_free
 def test_an_image_that_vanishes_is_left_out_of_evaluation(pets, caplog):
     source = load_dataset(pets, validation_split=0.5)
-    gone = source.validation.images.paths[3]
+    gone = source.validation.images.keys[3]
     gone.unlink()
 
     def validation(**options):

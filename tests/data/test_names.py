@@ -16,16 +16,13 @@ from keras_vitx.weights import checkpoints_of
 pytestmark = pytest.mark.backend_free
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_a_family_states_what_its_models_want(name):
-    assert getattr(kv, name).preprocessing == FAMILIES[name]().preprocessing
-
-
-def test_every_size_has_facts():
-    for name in MODELS:
+def test_every_size_and_family_states_what_it_takes():
+    for name, family in FAMILIES.items():
+        assert getattr(kv, name).preprocessing == family().preprocessing
+    for name, size in MODELS.items():
         facts = model_input(name)
-        assert facts.input_shape == (None, *MODELS[name].data["input_shape"])
-        assert facts.preprocessing == MODELS[name].preprocessing
+        assert facts.input_shape == (None, *size.data["input_shape"])
+        assert facts.preprocessing == size.preprocessing
 
 
 def test_images_are_made_ready_by_a_name():

@@ -27,9 +27,9 @@ from keras_vitx.data.sources.names import text_of
 pytestmark = pytest.mark.backend_free
 README = FASHION_MNIST.with_name("README.md").read_text("utf-8")
 
-
 PIXELS = np.random.default_rng(0).integers(256, size=(40, 6, 5, 3), dtype="uint8")
-ARRAYS = PIXELS, np.arange(40) % 4
+CLASSES = np.arange(40) % 4
+ARRAYS = PIXELS, CLASSES
 """40 images of four classes."""
 
 
@@ -44,20 +44,13 @@ def counts(split):
 # The split
 
 
-def test_a_part_of_each_class_is_held_out_by_the_seed(pets):
-    for source, names, train, validation in (
-        (pets, ("cat", "dog"), [8] * 2, [2] * 2),
-        (ARRAYS, tuple("0123"), [8] * 4, [2] * 4),
-    ):
-        first, again, other = (
-            load_dataset(source, validation_split=0.2, seed=seed) for seed in (1, 1, 2)
-        )
-        assert first.class_names == names and first.skipped == () and first.test is None
-        assert (counts(first.train), counts(first.validation)) == (train, validation)
-        assert first.train.labels.dtype == np.int32
-        assert first.validation.names() == again.validation.names() != other.validation.names()
-    one_hot = load_dataset((PIXELS, np.eye(4)[ARRAYS[1]]), validation_split=0.2, seed=2)
-    np.testing.assert_array_equal(one_hot.validation.images, other.validation.images)
+def test_a_seed_holds_out_the_same_images():
+    first, again, other, one_hot = (
+        load_dataset((PIXELS, labels), validation_split=0.2, seed=seed).validation
+        for seed, labels in ((1, CLASSES), (1, CLASSES), (2, CLASSES), (1, np.eye(4)[CLASSES]))
+    )
+    assert first.names() == again.names() == one_hot.names() != other.names()
+    assert counts(first) == [2] * 4 and first.labels.dtype == np.int32
 
 
 LABELS = st.lists(st.integers(0, 4), min_size=2, max_size=40).filter(lambda y: len({*y}) > 1)
@@ -93,11 +86,16 @@ def test_named_images_are_held_out(pets, caplog):
     assert "1 held-out images are no longer in the source: cat/gone.jpg" in caplog.text
 
 
-def test_a_class_of_one_image_is_trained_on_and_named(caplog):
-    labels = np.array([0] * 39 + [1])
-    source = load_dataset((PIXELS, labels), validation_split=0.5)
+def test_a_split_that_is_not_what_was_asked_for_is_said(caplog):
+    load_dataset((PIXELS, np.arange(40) // 2), validation_split=0.1)
+    assert "20 of 40 images are held out, not 0.1 of them" in caplog.text
+    caplog.clear()
+    source = load_dataset((PIXELS, np.array([0] * 39 + [1])), validation_split=0.5)
     assert 1 in source.train.labels and 1 not in source.validation.labels
     assert len(caplog.records) == 1 and "missing from validation: 1." in caplog.text
+    caplog.clear()
+    load_dataset(ARRAYS, validation_split=0.1)
+    assert not caplog.records
 
 
 # Directories
@@ -128,16 +126,13 @@ def test_files_that_pillow_can_not_read_are_counted(pets, monkeypatch, caplog):
         load_dataset(pets, strict=True)
 
 
-@pytest.mark.parametrize(
-    "suffix, kind", [(".jfif", "JPEG"), (".jp2", "JPEG2000"), (".avif", "AVIF")]
-)
-def test_whatever_pillow_reads_is_read(pets, suffix, kind):
+@pytest.mark.parametrize("suffix", [".jfif", ".jp2", ".avif"])
+def test_whatever_pillow_reads_is_read(pets, suffix):
     if suffix not in directories.readable_suffixes():
         pytest.skip(f"this Pillow does not read {suffix}")
-    path = pets / "cat" / f"x{suffix}"
-    Image.fromarray(picture(32, 32)).save(path, kind)
+    path = save_picture(pets / "cat" / f"x{suffix}", picture(32, 32))
     train = load_dataset(pets, validation_split=0).train
-    assert train.images[train.images.paths.index(path)].shape == (32, 32, 3)
+    assert train.images[train.images.keys.index(path)].shape == (32, 32, 3)
 
 
 PETS = [f"{name}/{i}.jpg" for name in ("cat", "dog") for i in range(2)]
@@ -146,10 +141,7 @@ JUNK = (
     *(".ipynb_checkpoints", "@eaDir", "deep/@eaDir/0.jpg", ".Trash-1000/files", "__MACOSX"),
     *("$Recycle.Bin", "#recycle", "System Volume Information"),
 )
-SPLITS = (
-    *(("train", "val"), ("Train", "Val"), ("training", "validation"), ("train", "valid")),
-    *(("TRAIN", "dev"), ("train", "eval")),
-)
+SPLITS = ("Train", "val"), ("training", "validation"), ("train", "valid"), ("TRAIN", "dev")
 
 
 def layout(directory, *files):
@@ -200,38 +192,19 @@ def test_a_test_directory_is_kept_apart(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "files, words, counts, names",
-    [  # (files, words of the error, images as splits, class names as classes)
-        (
-            "valid/dog/0.jpg test/dog/0.jpg more/0.jpg",
-            "There is no train/",
-            [0, 1, 1],
-            "more test valid",
-        ),
-        (
-            " ".join([*TRAIN, "valid/dog/0.jpg", "more/0.jpg"]),
-            "more/",
-            [4, 1, 0],
-            "more train valid",
-        ),
-        # Kaggle's, COCO's names.
-        (
-            "training_set/a/0.jpg training_set/b/0.jpg test_set/a/0.jpg",
-            "training_set/",
-            [2, 0, 1],
-            "test_set training_set",
-        ),
-        (
-            "train2017/a/0.jpg train2017/b/0.jpg val2017/a/0.jpg",
-            "train2017/",
-            [2, 1, 0],
-            "train2017 val2017",
-        ),
+    "files, word, counts, names",
+    [  # (files, a word of the error, images as splits, class names as classes)
+        ("valid/dog/0.jpg test/dog/0.jpg more/0.jpg", "no train/", [0, 1, 1], "more test valid"),
+        (" ".join([*TRAIN, "valid/dog/0.jpg", "more/0.jpg"]), "more/", [4, 1, 0],
+         "more train valid"),
+        # Names of COCO.
+        ("train2017/a/0.jpg train2017/b/0.jpg val2017/a/0.jpg", "train2017/", [2, 1, 0],
+         "train2017 val2017"),
     ],
-)
-def test_directories_that_could_be_splits_or_classes(tmp_path, files, words, counts, names):
+)  # fmt: skip
+def test_directories_that_could_be_splits_or_classes(tmp_path, files, word, counts, names):
     layout(tmp_path, *files.split())
-    with pytest.raises(ValueError, match=f"could be splits or classes.*{words}.*splits=True"):
+    with pytest.raises(ValueError, match=f"could be splits or classes.*{word}.*splits=True"):
         load_dataset(tmp_path)
     splits, classes = (
         load_dataset(tmp_path, splits=splits, validation_split=0) for splits in (True, False)
@@ -258,17 +231,6 @@ def test_links_are_followed_once_and_what_is_no_file_is_counted(pets, tmp_path, 
     assert "4 images are no regular files or of formats" in caplog.text
 
 
-@pytest.mark.skipif(os.name == "nt", reason="links")
-@pytest.mark.parametrize(
-    "link, target",
-    [("puma", "cat"), ("dog/more", "cat"), ("cat/more", "dog/deep"), ("dog/x.jpg", "cat/0.jpg")],
-)
-def test_a_link_that_gives_an_image_two_classes_is_named(pets, link, target):
-    (pets / link).symlink_to(pets / target)
-    with pytest.raises(ValueError, match=f"each image in one class.*{target} in "):
-        load_dataset(pets)
-
-
 LETTERS = st.characters(codec="utf-8", exclude_characters="/\\\0")
 NAMES = st.text(LETTERS, max_size=20).map("n{}".format)  # Not hidden, and no number.
 FILES = st.lists(st.tuples(NAMES, NAMES), min_size=2, max_size=8)
@@ -291,7 +253,7 @@ def test_files_of_any_names_keep_their_class(files, encoding):
         split = source.train
         assert {
             str(path): source.class_names[label]
-            for path, label in zip(split.images.paths, split.labels, strict=True)
+            for path, label in zip(split.images.keys, split.labels, strict=True)
         } == wanted
         # The list of held-out images is one line each, and names the same images.
         names = split.names()
@@ -323,26 +285,8 @@ def test_no_file_is_on_both_sides_of_a_split(places, links):
                 load_dataset(root)
             return
         source = load_dataset(root, validation_split=0.5)
-        paths = [*source.train.images.paths, *source.validation.images.paths]
+        paths = [*source.train.images.keys, *source.validation.images.keys]
         assert len(paths) == len({*map(os.path.realpath, paths)})
-
-
-def test_a_split_that_is_not_what_was_asked_for_is_said(caplog):
-    load_dataset((PIXELS, np.arange(40) // 2), validation_split=0.1)
-    assert "20 of 40 images are held out, not 0.1 of them" in caplog.text
-    caplog.clear()
-    load_dataset(ARRAYS, validation_split=0.1)
-    assert not caplog.records
-
-
-def test_a_memory_mapped_array_stays_in_its_file(tmp_path):
-    images = np.memmap(tmp_path / "x", "float32", "w+", shape=PIXELS.shape)
-    images[:] = PIXELS / 255
-    source = load_dataset((images, ARRAYS[1]), validation_split=0.2)
-    for split in (source.train, source.validation):
-        assert np.shares_memory(split.images.array, images) and len(split.images) == split.size
-        np.testing.assert_array_equal(split.images, PIXELS[split.images.keys])
-        np.testing.assert_array_equal(split.images[2], PIXELS[split.images.keys[2]])
 
 
 # Tables
@@ -420,7 +364,7 @@ def test_a_table_of_any_names_keeps_its_labels(label_of, mark):
         with path.open("w", encoding="utf-8", newline="") as file:
             csv.writer(file, delimiter=mark).writerows([("file", "label"), *label_of.items()])
         source = load_dataset(path, validation_split=0, separator="/")
-        found = zip(source.train.images.paths, source.train.labels, strict=True)
+        found = zip(source.train.images.keys, source.train.labels, strict=True)
         found = {path.name: source.class_names[label] for path, label in found}
         assert found == {file: text_of(label) for file, label in label_of.items()}
 
@@ -436,20 +380,17 @@ def test_pairs_are_the_splits_and_images_become_bytes(tmp_path):
     np.testing.assert_array_equal(source.train.labels, labels[:30])
     np.testing.assert_array_equal(source.validation.labels, labels[30:])
     path = tmp_path / "set.npz"
-    parts = {"x_train": images, "y_train": labels, "x_test": images[:8], "y_test": labels[:8]}
-    np.savez(path, **parts)
-    assert sizes(load_dataset(str(path), validation_split=0.25)) == [32, 8, 8]
     medmnist = {"train_images": images, "train_labels": labels[:, None]}
     np.savez(path, **medmnist, val_images=images[:9], val_labels=labels[:9, None])
-    assert sizes(load_dataset(path)) == [40, 9, None]
-    np.savez(path, test_images=images, test_labels=labels[:, None])
+    assert sizes(load_dataset(str(path))) == [40, 9, None]
+    np.savez(path, x_test=images, y_test=labels)
     assert sizes(load_dataset(path)) == [None, None, 40]
+    parts = {"x_train": images, "y_train": labels, "x_test": images[:8], "y_test": labels[:8]}
     np.savez(path, **parts, x_val=images[8:12], y_val=labels[8:12])
     for each in (path, (ARRAYS, (images[8:12], labels[8:12]), (images[:8], labels[:8]))):
         source = load_dataset(each)
         assert sizes(source) == [40, 4, 8]
         np.testing.assert_array_equal(source.validation.images, images[8:12])
-        np.testing.assert_array_equal(source.test.images, images[:8])
 
 
 @pytest.mark.parametrize("change", [lambda x: x, lambda x: x[5:, ::-1, :4], lambda x: x[..., :1]])
@@ -458,6 +399,7 @@ def test_a_memory_map_is_opened_and_not_copied_by_another_process(tmp_path, chan
     np.save(tmp_path / "images.npy", images)
     mapped = change(np.load(tmp_path / "images.npy", mmap_mode="r"))
     split = load_dataset((mapped, np.arange(len(mapped)) % 2), validation_split=0).train
+    assert np.shares_memory(split.images.array, mapped)
     sent = pickle.dumps(split)
     assert len(sent) < 20_000
     for again in (pickle.loads(sent), pickle.loads(pickle.dumps(pickle.loads(sent)))):
@@ -507,23 +449,6 @@ def test_the_sample_is_as_its_readme_says():
     for split, count in ((source.train, 450), (source.validation, 50), (source.test, 100)):
         assert np.asarray(split.images).shape == (10 * count, 28, 28, 1)
         assert counts(split) == [count] * 10
-    assert source.class_names[0] == "T-shirt/top" and source.class_names[9] == "Ankle boot"
-    assert len({image.tobytes() for image in source.train.images}) == 4500
-    directory = FASHION_MNIST.parent
-    assert sum(file.stat().st_size for file in directory.glob("*.*")) <= 3_000_000
-    assert "MIT" in (directory / "LICENSE").read_text("utf-8")
+    assert source.class_names[9] == "Ankle boot"
     stated = re.search(r"`sample.npz`:\s+`([0-9a-f]{64})`", README)[1]
     assert hashlib.sha256(FASHION_MNIST.read_bytes()).hexdigest() == stated
-
-
-def test_the_code_of_the_readme_draws_the_same_arrays(tmp_path, monkeypatch):
-    directory = os.environ.get("FASHION_MNIST", "/usr/share/datasets/fashion-mnist")
-    if not Path(directory, "train-images-idx3-ubyte.gz").is_file():
-        pytest.skip(f"the full Fashion-MNIST is not in {directory}")
-    monkeypatch.chdir(tmp_path)
-    code = re.search("```python\n(.*?)```", README, re.DOTALL)[1]
-    exec(code.replace("/usr/share/datasets/fashion-mnist", directory))
-    with np.load("sample.npz") as again, np.load(FASHION_MNIST) as shipped:
-        assert sorted(again.files) == sorted(shipped.files)
-        for name in shipped.files:
-            np.testing.assert_array_equal(again[name], shipped[name])

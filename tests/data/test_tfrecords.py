@@ -63,10 +63,9 @@ def test_shards_are_the_images_that_were_written(tmp_path, write):
     assert batch.shape == (4, 16, 16, 3) and labels.shape == (4,)
 
 
-@pytest.mark.parametrize("name", ["valid-0-of-1", "eval-00000-of-00001", "a.DEV.tfrecord"])
-def test_shards_of_validation_by_any_name(tmp_path, write, name):
+def test_shards_of_validation_by_another_name(tmp_path, write):
     write("train-0-of-1", records())
-    write(name, records()[:4])
+    write("a.DEV.tfrecord", records()[:4])
     opened = load_dataset(f"{tmp_path}/*")
     assert (opened.train.size, opened.validation.size) == (12, 4)
 

@@ -13,8 +13,7 @@ from PIL import Image
 import keras_vitx as kv
 from keras_vitx.data import Augmentation, Mixing, batches_of_files, load_dataset, pipelines
 from keras_vitx.data.augmentation import PRESETS
-from keras_vitx.data.augmentation.mixing import check_mixable
-from keras_vitx.data.images import decode_image, preprocess_input, resize_and_crop
+from keras_vitx.data.images import decode_image, preprocess_input
 from keras_vitx.layers import ImagePreprocessing
 from keras_vitx.preprocessing import IMAGENET_INCEPTION, ModelInput, Preprocessing
 from keras_vitx.training.evaluate import _match_outputs
@@ -41,10 +40,6 @@ def opened(source):
 
 def named(name):
     return kv.preprocess_input(X, name)
-
-
-def cropped(ratio, *interpolation, side=9):
-    return resize_and_crop(np.zeros((side, 8, 3), "uint8"), (4, 4), ratio, *interpolation)
 
 
 def layer(size=(32, 32), **options):
@@ -106,51 +101,45 @@ def without(library, call, given, monkeypatch):
 
 PREPROCESSING = {
     "`mean` must be one finite number per channel. Received: 0.5": {"mean": 0.5},
-    "`mean` must be one finite number per channel. Received: ('a',)": {"mean": ("a",)},
-    "`std` must be one finite number per channel. Received: ()": {"std": ()},
     "`std` must be one finite number per channel. Received: (nan": {"std": (np.nan,) * 3},
     "must have one value per channel": {"std": (1, 1)},
     "`std` must be positive": {"std": (1, 0, 1)},
-    "`crop_ratio` must be above 0. Received: 0": {"crop_ratio": 0},
-    "`crop_ratio` must be above 0. Received: nan": {"crop_ratio": np.nan},
-    "`crop_ratio` must be above 0. Received: '0.9'": {"crop_ratio": "0.9"},
-    "Did you mean 'bicubic'": {"interpolation": "bicubik"},
-    "no entry 'crop'...'crop_ratio'": {"crop": 0.9},
+    "`crop_ratio` must be a number in (0, inf). Received: 0": {"crop_ratio": 0},
+    "`crop_ratio` must be a number in (0, inf). Received: '0.9'": {"crop_ratio": "0.9"},
+    "`interpolation` must be one of 'bicubic', ... Received: 'bicubik'": {
+        "interpolation": "bicubik"
+    },
+    "of `Preprocessing`. Received: 'crop'...'crop_ratio'": {"crop": 0.9},
 }
 IMAGES = {
     "Received: shape (5,)": np.zeros(5),
     "float64 in 300.0..300": np.full((8, 8, 3), 300.0),
-    "floats in 0..1...-0.5": np.full((8, 8, 3), -0.5),
     "floats in 0..1...nan": np.full((8, 8, 3), np.nan),
     "Received: int64": np.full((8, 8, 3), 256),
     "Received: bool": np.zeros((8, 8, 3), bool),
     "must be convertible to 3 channels": np.zeros((3, 8, 8), "uint8"),
     "must be at least one image. Received: none": [],
-    "at least one image. Received: none.": np.zeros((0, 8, 8, 3), "uint8"),
     "Received: shape (8, 0, 3)": np.zeros((8, 0, 3), "uint8"),
-    "PIL image of size (8, 0)": Image.new("RGB", (8, 0)),
+    "Received: shape (0, 8, 3)": Image.new("RGB", (8, 0)),
 }
 AUGMENTATION = {
     "`crop` must be one of ... Received: 'center'": {"crop": "center"},
     "`scale` ... Received: (0.5, 0.2)": {"scale": (0.5, 0.2)},
-    "`scale` ... at most 1": {"scale": (0.5, 1.2)},
+    "`scale` ... in (0, 1]. Received: (0.5, 1.2)": {"scale": (0.5, 1.2)},
     "`ratio` ... Received: 1.5": {"ratio": 1.5},
     "`flip` must be a number in [0, 1]. Received: 1.5": {"flip": 1.5},
-    "`erasing` must be": {"erasing": -0.1},
     "`repeats` ... Received: 0": {"repeats": 0},
     "`by` must be one of": {"by": "albumentations"},
     "`rand_augment` must be ... inc1": {"rand_augment": "m9-mstd0.5"},
     "`rand_augment` must have m in 0..10": {"rand_augment": "m11-inc1"},
-    "`rand_augment` must be a name such as": {"rand_augment": "m9-w3-inc1"},
     "`color_jitter` must be": {"rand_augment": "m9-inc1", "color_jitter": 0.4},
     "Received: 'crop_flop'. Did you mean 'crop_flip'": "crop_flop",
     "of `Augmentation`. Received: 'erase'": {"erase": 0.25},
 }
 MIXING = {
-    "`mixup` must be a number, at least 0. Received: -1": {"mixup": -1},
+    "`mixup` must be a number in [0, inf). Received: -1": {"mixup": -1},
     "`cutmix` ... Received: nan": {"cutmix": float("nan")},
-    "`mixing_probability` ... Received: 2": {"mixing_probability": 2},
-    "`group_size` must be an even number or None. Received: 3": {"group_size": 3},
+    "`group_size` must be an even number. Received: 3": {"group_size": 3},
     "`switch` ... Received: 'half'": {"switch": "half"},
     "of `Mixing`. Received: 'alpha'": {"alpha": 1},
     "`mixing` must be a Mixing or None. Received: 0.8": 0.8,
@@ -174,13 +163,11 @@ BATCHES = {
 SOURCES = {
     "Received: -2": (X, [0, 1, -2, 3] * 10),
     "Received: nan": (X, [0, 1, np.nan, 3] * 10),
-    "Received: inf": (X, [[0, np.inf]] * 40),
     "3 labels for 40 images": (X, [0, 1, 2]),
     "integers or floats. Received: 'cat', 'dog'": (X, ["cat", "dog"] * 20),
     "Received: shape (40, 2, 2)": (X, np.zeros((40, 2, 2))),
     str(2**40): (X, [0, 2**40] * 20),
     "every label is 7": (X, [7] * 40),
-    "40 labels for 6 images": (X[0], Y),
     "not empty": (X[:0], Y),
     "Received: int64": (X.astype("int64"), Y),
     "Received: float32 in 255..255": (X + np.float32(255), Y),
@@ -188,15 +175,12 @@ SOURCES = {
     "one form ... int32 ... float32 (40, 4)": ((X, Y), (X, np.eye(4)[Y])),
     "no class has two images": (X, np.arange(40)),
     '`source` ..."fashion_mnist", "tfds:NAME", a directory': "cifar10",
-    "`source` ...int...a directory": 3,
     "`source` ...NoneType...a directory": None,
-    "`source` ...no/such/folder...a directory": "no/such/folder",
     "does not exist. Expected ...TFRecord shards": "/no/such/none-*.tfrecord",
 }
 LAYOUTS = {
     "0 class directories ... one sub-directory per class": "",
     "1 class directories ... one sub-directory per class": "cat/0.jpg",
-    "at least two classes. Received: 1": "cat/0.jpg fish/bad.txt",
     "readable image ... none of fish": "cat/0.jpg dog/0.jpg fish/x.cr2",
     "different numbers. Received: 01, 1": "1/0.jpg 01/0.jpg",
     "with wolf": "train/cat/0.jpg train/dog/0.jpg val/wolf/0.jpg",
@@ -204,7 +188,6 @@ LAYOUTS = {
 }
 TABLES = {
     "a column `file`...Received: the columns a, b": "a,b x,y",
-    "0 rows": "file,label",
     "at least two classes": "file,label cat/0.jpg,a",
     "none in row 3": "file,label cat/0.jpg,a cat/1.jpg,",
     "Received: 'later'": "file,label,split cat/0.jpg,a,later",
@@ -213,24 +196,18 @@ TABLES = {
     "label and split per": "file,label,split cat/0.jpg,a,val ./cat/0.jpg,a,train",
     "`separator` must be ... 'a|b'": "file,label cat/0.jpg,a|b cat/1.jpg,b",
     "`separator` ... \"['a']\"": "file,label cat/0.jpg,['a'] cat/1.jpg,['b']",
-    "`separator` must be given": "file,label cat/0.jpg,[0;1] cat/1.jpg,[1;0]",
     "`separator`...'a,b'": "file;label cat/0.jpg;a,b cat/1.jpg;a dog/0.jpg;b",
     "one column `label` or one per class": "file,class,label cat/0.jpg,pet,a",
     "3 values in line 2": "file,label cat/0.jpg,a,b",
     "1 values in line 2": "file,label cat/0.jpg",
-    "3 different columns": "file,label,label cat/0.jpg,a,b",
     "in its column of splits...Received: '0'": "file,label,fold cat/0.jpg,a,0",
     "column of splits...Received: '0'": "file,label,is_train cat/0.jpg,a,0",
     "true or false in is_valid": "file,label,is_valid cat/0.jpg,a,maybe",
-    "column of splits...Received: ''": "file,label,split cat/0.jpg,a,",
-    "different numbers. Received: 01": "file,label cat/0.jpg,01 cat/1.jpg,1",
 }
 KERAS_CV = {"augmentation": "keras_cv"}
 DAMAGED = {"npz can't be": b"", "npz can't": b"of no kind", "set.npz": b"PK\x03\x04 cut"}
 NPZ = {
     "x_train and ... Received: images, labels": {"images": X, "labels": Y},
-    "x_test, x_train, y_train": {"x_train": X, "y_train": Y, "x_test": X},
-    "train_labels...Received: train_images": {"train_images": X},
     "in 0..2. Received: 3": {"x_train": X, "y_train": Y, "class_names": list("abc")},
 }
 MATCHED = {
@@ -263,28 +240,19 @@ ERRORS = {
         **of_each(matched, MATCHED),
         # Preprocessing of a model.
         "dictionary with `mean` and `std`. Received: None": lambda: Preprocessing.of(None),
-        "dictionary with `mean` and `std`. Received: 0.5": lambda: Preprocessing.of(0.5),
         "with `mean` and `std`. Received: {'mean'": lambda: Preprocessing.of({"mean": [0.5]}),
-        "with `mean` and `std`. Received: {'std'": lambda: Preprocessing.of({"std": [0.5]}),
         "has no `preprocessing`": lambda: preprocess_input(X, PLAIN),
         "Received: (None, None, 32, 3)": lambda: ModelInput.of(stand_in((None, 32))),
         "each of 3 channels": lambda: ModelInput.of(stand_in(mean=LEVEL, std=LEVEL)),
         "at most 33,554,432 values": lambda: input_of(20_000, 20_000, 3),
         "most 33,554,432 values": lambda: input_of(32, 32, 3, crop_ratio=0.002),
-        "33,554,432 values": lambda: input_of(8, 8, 1 << 20),
-        "at most 33,554,432": lambda: input_of(None, 1 << 26, 3),
         "No model or checkpoint is named 'CaiT_S244'...'CaiT_S24'": partial(named, "CaiT_S244"),
-        "'cait_s24_384.fb_dist'...fb_dist_in1k'": partial(named, "cait_s24_384.fb_dist"),
         # Resizing.
-        "`crop_ratio`": lambda: cropped(0.0),
-        "bicubic, ... Received: 'bicubik'": lambda: cropped(1.0, "bicubik"),
-        "at least one pixel": lambda: cropped(1.0, side=0),
+        "`crop_ratio` must be at most": lambda: preprocess_input(X, stand_in(crop_ratio=17)),
         "must resize images to at most": lambda: preprocess_input(X, stand_in((1, 1 << 22))),
-        "`channels` must be 1 or 3. Received: 4": lambda: decode_image("any.png", channels=4),
+        "`channels` must be one of 1, 3. Received: 4": lambda: decode_image("any.png", channels=4),
         "`batch_size` must be ...Received: 0.": lambda: batches_of_files([], stand_in(), 0),
-        "`size` must be ... (32,)": lambda: layer((32,)),
         "`size` must be ... (32, 0)": lambda: layer((32, 0)),
-        "`size` must be ... (None, 32)": lambda: layer((None, 32)),
         "at most the shorter side": lambda: layer(crop_ratio=100.0),
         "one channel for each": lambda: layer()(np.zeros((1, 9, 9, 1), "uint8")),
         "must have an input of shape": lambda: ImagePreprocessing.of(FLAT),
@@ -292,23 +260,18 @@ ERRORS = {
         "must be off ... 1 or 3 ...Received: 4": lambda: PRESETS["rand_augment"].check(4),
         "must be off ...keras_cv... Received: 1": lambda: PRESETS["keras_cv"].check(1),
         "`group_size` must divide the batch of 6": lambda: Mixing(group_size=4).check(Y[:6], 4, 6),
-        "`classes` must be the number of classes": lambda: check_mixable(Y, None),
-        "Labels must be in 0..2. Received: 3": lambda: check_mixable(Y, 3),
-        "For regression, use no mixing": lambda: check_mixable(np.array([0.5, 1.5]), 1),
-        "regression, use no mixing": lambda: check_mixable(np.array([[0.5, 1.5]]), 2),
+        "Labels must be in 0..2. Received: 3": lambda: Mixing().check(Y, 3, 6),
+        "regression, use no mixing": lambda: Mixing().check(np.array([[0.5, 1.5]]), 2, 6),
         # Sources.
         "validation_split...1": lambda: load_dataset((X, Y), validation_split=1),
-        "validation_split...-0.1": lambda: load_dataset((X, Y), validation_split=-0.1),
-        "validation_split...1.5": lambda: load_dataset((X, Y), validation_split=1.5),
         "validation_split...'0.1'": lambda: load_dataset((X, Y), validation_split="0.1"),
-        "validation_split...None": lambda: load_dataset((X, Y), validation_split=None),
         "validation_split...nan": lambda: load_dataset((X, Y), validation_split=float("nan")),
         "`validation_split` must name images": lambda: load_dataset((X, Y), validation_split=["?"]),
-        "`first_label` must be 0, 1 or None": lambda: load_dataset((X, Y), first_label=2),
+        "`first_label` must be one of 0, 1, or None": lambda: load_dataset((X, Y), first_label=2),
         # Names of outputs.
         "ImageNet with 1000 classes. Received: 10": lambda: decoded((1, 10)),
         "with 1 classes. Received: 3": lambda: decoded((1, 3), SimpleNamespace(class_names=["a"])),
         "Received: (1000,)": lambda: decoded((1000,)),
-        "`top` must be above 0": lambda: decoded((1, 1000), top=0),
+        "`top` must be an integer in [1, inf)": lambda: decoded((1, 1000), top=0),
     },
 }

@@ -47,15 +47,14 @@ ERRORS = {
         "`source` must be a path, a name or arrays. Received: 3": lambda: seg.load_dataset(3),
         "`model` must return logits...(None, 5)": lambda: seg.predict(ViT(), IMAGE),
         "`model` must return logits": lambda: seg.evaluate(ViT(), IMAGE),
-        "must return logits": lambda: seg.compile(ViT(), 10),
         "must end in .png": lambda tmp_path: seg.save_mask(MASK, tmp_path / "mask.jpg"),
         "integers 0..255...(20, 30)": lambda tmp_path: seg.save_mask(
             MASK + 0.5, tmp_path / "m.png"
         ),
-        "`mode` must be 'whole' or 'slide'": lambda: seg.evaluate(
+        "`mode` must be one of 'whole', 'slide'": lambda: seg.evaluate(
             linear(), (IMAGE[None], MASK[None]), mode="windows"
         ),
-        "`split` must be one of train": lambda: seg.evaluate(
+        "`split` must be one of 'train', or None": lambda: seg.evaluate(
             linear(), (IMAGE[None], MASK[None]), "validation"
         ),
         "`stride` must be": lambda: seg.predict(linear(), IMAGE, "slide", stride=20),

@@ -4,26 +4,24 @@ Every step is a pure function of an image and a random generator. Keras's layers
 need batches of images of one size, and Keras 3.15 has no random resized crop.
 """
 
-import dataclasses
 import importlib.util
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from numbers import Integral, Real
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from PIL import Image, ImageEnhance
 
+from keras_vitx.annotations import (
+    PositiveInt,
+    Probability,
+    Range,
+    check_fields,
+    from_fields,
+)
 from keras_vitx.data.augmentation.rand_augment import RandAugment
-from keras_vitx.data.augmentation.windows import FILTERS, Window, random_shift, resized_crop
+from keras_vitx.data.augmentation.windows import Window, random_shift, resized_crop
 from keras_vitx.text import nearest, needs_extra
-
-CHOICES = {
-    "crop": ("random_resized", "shift", None),
-    "train_interpolation": tuple(FILTERS),
-    "by": ("pillow", "keras_cv"),
-}
 
 
 @dataclass(frozen=True)
@@ -56,39 +54,21 @@ class Augmentation:
     """
 
     crop: Literal["random_resized", "shift"] | None = "random_resized"
-    scale: tuple[float, float] = (0.08, 1.0)
-    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    scale: Annotated[Range, "(0, 1]"] = (0.08, 1.0)
+    ratio: Annotated[Range, "(0, inf)"] = (3 / 4, 4 / 3)
     train_interpolation: Literal["bicubic", "bilinear", "random"] = "bicubic"
-    flip: float = 0.5
+    flip: Probability = 0.5
     rand_augment: str | None = None
-    color_jitter: float = 0.0
-    erasing: float = 0.0
-    repeats: int = 1
+    color_jitter: Probability = 0.0
+    erasing: Probability = 0.0
+    repeats: PositiveInt = 1
     by: Literal["pillow", "keras_cv"] = "pillow"
 
     def __post_init__(self):
-        for name, choices in CHOICES.items():
-            if getattr(self, name) not in choices:
-                raise ValueError(
-                    f"`{name}` must be one of {choices}. Received: {getattr(self, name)!r}."
-                )
-        for name, maximum in (("scale", 1.0), ("ratio", math.inf)):
-            try:
-                low, high = map(float, getattr(self, name))
-            except (TypeError, ValueError):
-                low = high = 0.0
-            if not 0 < low <= high <= maximum:
-                raise ValueError(
-                    f"`{name}` must be a minimum and a maximum, above 0 and at most {maximum:g}. "
-                    f"Received: {getattr(self, name)!r}."
-                )
-            object.__setattr__(self, name, (low, high))
-        for name in ("flip", "color_jitter", "erasing"):
-            check_fraction(name, getattr(self, name))
-        if not isinstance(self.repeats, Integral) or self.repeats < 1:
-            raise ValueError(
-                f"`repeats` must be an integer, at least 1. Received: {self.repeats!r}."
-            )
+        for name in ("scale", "ratio"):  # Lists, if read from JSON.
+            if isinstance(value := getattr(self, name), list):
+                object.__setattr__(self, name, tuple(value))
+        check_fields(self)
         if self.rand_augment is not None:
             RandAugment.named(self.rand_augment)
             if self.color_jitter:
@@ -177,24 +157,6 @@ def jitter_colors(image: np.ndarray, strength: float, random: np.random.Generato
     for index in random.permutation(len(enhancers)):
         picture = enhancers[index](picture).enhance(factors[index])
     return np.asarray(picture).reshape(image.shape)
-
-
-def check_fraction(name: str, value: Any) -> None:
-    """Raise a ValueError unless `value` is a number in [0, 1]."""
-    if not isinstance(value, Real) or not 0 <= value <= 1:
-        raise ValueError(f"`{name}` must be a number in [0, 1]. Received: {value!r}.")
-
-
-def from_fields(cls: type, values: Mapping[str, Any]) -> Any:
-    """Return a dataclass from its fields; a ValueError suggests the nearest to an unknown one."""
-    known = {field.name for field in dataclasses.fields(cls)}
-    for name in values:
-        if name not in known:
-            raise ValueError(
-                f"Settings must be those of `{cls.__name__}`. Received: {name!r}. "
-                f"{nearest(name, known)}"
-            )
-    return cls(**values)
 
 
 PRESETS = {

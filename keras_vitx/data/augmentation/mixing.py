@@ -8,12 +8,18 @@ Label smoothing is part of the loss: it is linear in the label, and so commutes 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from numbers import Real
 from typing import Any
 
 import numpy as np
 
-from keras_vitx.data.augmentation import check_fraction, from_fields
+from keras_vitx.annotations import (
+    NonNegativeFloat,
+    PositiveInt,
+    Probability,
+    check_fields,
+    from_fields,
+)
+from keras_vitx.data.sources.dataset import is_regression
 
 
 @dataclass(frozen=True)
@@ -31,29 +37,23 @@ class Mixing:
         cutmix: $\alpha$ of CutMix; 0 turns it off.
         mixing_probability: Probability that a batch is mixed.
         switch: Probability of CutMix in a mixed batch, if both are on.
-        group_size: Number of images that shard a coefficient and a box; None for the whole batch.
+        group_size: Number of images that share a coefficient and a box; None for the whole batch.
             DeiT drew one per device, for 64 images each: `group_size=64`.
 
     Raises:
         ValueError: if a value is out of range; the message names the field.
     """
 
-    mixup: float = 0.8
-    cutmix: float = 1.0
-    mixing_probability: float = 1.0
-    switch: float = 0.5
-    group_size: int | None = None
+    mixup: NonNegativeFloat = 0.8
+    cutmix: NonNegativeFloat = 1.0
+    mixing_probability: Probability = 1.0
+    switch: Probability = 0.5
+    group_size: PositiveInt | None = None
 
     def __post_init__(self):
-        for name in ("mixup", "cutmix"):
-            value = getattr(self, name)
-            if not isinstance(value, Real) or not 0 <= value < math.inf:
-                raise ValueError(f"`{name}` must be a number, at least 0. Received: {value!r}.")
-        for name in ("mixing_probability", "switch"):
-            check_fraction(name, getattr(self, name))
-        size = self.group_size
-        if size is not None and (not isinstance(size, int) or size < 2 or size % 2):
-            raise ValueError(f"`group_size` must be an even number or None. Received: {size!r}.")
+        check_fields(self)
+        if self.group_size is not None and self.group_size % 2:
+            raise ValueError(f"`group_size` must be an even number. Received: {self.group_size}.")
 
     @classmethod
     def of(cls, value: "Mixing | Mapping[str, Any] | None") -> "Mixing | None":
@@ -92,11 +92,17 @@ class Mixing:
         cut_area = math.prod(extent.stop - extent.start for extent in box)
         return 1 - cut_area / math.prod(size), tuple(box)
 
-    def check(
-        self, labels: np.ndarray, classes: int | None, size: int, targets: Any = None
-    ) -> None:
-        """Raise a ValueError if batches of `size` images, of such labels can't be mixed."""
-        check_mixable(labels, classes)
+    def check(self, labels: np.ndarray, classes: int, size: int, targets: Any = None) -> None:
+        """Raise a ValueError if batches of `size` images of such labels can't be mixed."""
+        if is_regression(labels):
+            raise ValueError(
+                "Mixed labels must be integers (n,) or numbers in 0..1 (n, classes). Received: "
+                f"{labels.dtype} {labels.shape}. For regression, use no mixing."
+            )
+        if labels.ndim == 1 and labels.max() >= max(classes, 2):
+            raise ValueError(
+                f"Labels must be in 0..{max(classes, 2) - 1}. Received: {labels.max()}."
+            )
         if self.group_size is not None and size % self.group_size:
             raise ValueError(
                 f"`group_size` must divide the batch of {size} images. Received: {self.group_size}."
@@ -157,25 +163,7 @@ def _mix(values: np.ndarray, coefficient: float) -> np.ndarray:
     return np.rint(mixed, out=mixed).astype("uint8") if values.dtype == np.uint8 else mixed
 
 
-def check_mixable(labels: np.ndarray, classes: int | None) -> None:
-    """Raise a ValueError unless `soft_labels` can convert the labels."""
-    if labels.dtype.kind in "iub" and labels.ndim == 1:
-        if classes is None:
-            raise ValueError(
-                "`classes` must be the number of classes, to mix integer labels. Received: None."
-            )
-        if labels.max(initial=0) >= max(classes, 2):
-            raise ValueError(
-                f"Labels must be in 0..{max(classes, 2) - 1}. Received: {labels.max()}."
-            )
-    elif labels.ndim != 2 or not ((labels >= 0) & (labels <= 1)).all():
-        raise ValueError(
-            "Mixed labels must be integers (n,) or numbers in 0..1 (n, classes). Received: "
-            f"{labels.dtype} {labels.shape}. For regression, use no mixing."
-        )
-
-
-def soft_labels(labels: np.ndarray, classes: int | None) -> np.ndarray:
+def soft_labels(labels: np.ndarray, classes: int) -> np.ndarray:
     """Return float32 labels: integers (n,) as one-hot (n, classes), unless `classes` is 1."""
     if labels.ndim == 2 or classes == 1:
         return labels.astype("float32")

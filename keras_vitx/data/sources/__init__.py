@@ -7,6 +7,7 @@ from numbers import Real
 from pathlib import Path
 from typing import Literal
 
+from keras_vitx.annotations import check_argument
 from keras_vitx.data.sources.arrays import FASHION_MNIST, load_arrays, load_npz
 from keras_vitx.data.sources.dataset import Dataset, Split, hold_out
 from keras_vitx.data.sources.directories import load_directory, load_real
@@ -86,8 +87,7 @@ def load_dataset(
             "`validation_split` must be a number in [0, 1), or names of images. "
             f"Received: {validation_split!r}."
         )
-    if first_label not in (None, 0, 1):
-        raise ValueError(f"`first_label` must be 0, 1 or None. Received: {first_label!r}.")
+    check_argument("first_label", first_label, Literal[0, 1] | None)
     dataset = _load(source, strict, data_dir, splits, separator, first_label)
     if dataset.validation is None and dataset.train is not None:
         train, validation = hold_out(dataset.train, validation_split, seed)

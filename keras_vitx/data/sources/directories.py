@@ -42,9 +42,8 @@ def load_directory(directory: Path, strict: bool = False, splits: bool | None = 
     Left out, with a warning, are: a class directory without files of images; a test directory
     without classes, whose images have no labels; any other directory of a split without images.
     """
-    by_split, skipped, places = _split_directories(directory, splits), [], []
-    files = {split: _classes(path, skipped, places) for split, path in by_split.items()}
-    _check_places(places)
+    by_split, skipped, owners = _split_directories(directory, splits), [], {}
+    files = {split: _classes(path, skipped, owners) for split, path in by_split.items()}
     names = in_order(files["train"] if "train" in files else itertools.chain(*files.values()))
     for split, path in by_split.items():
         unknown = sorted(files[split].keys() - set(names))
@@ -84,35 +83,27 @@ def load_directory(directory: Path, strict: bool = False, splits: bool | None = 
 
 
 def _classes(
-    directory: Path, skipped: list[Path], places: list[tuple[str, Path]]
+    directory: Path, skipped: list[Path], owners: dict[str, Path]
 ) -> dict[str, list[Path]]:
-    """Return the image files of each class, each once; add the real paths of each to `places`."""
+    """Return the image files of each class, each once; a ValueError if a link gives it another.
+
+    `owners` has the directory of the class of each real path, in all splits.
+    """
     classes: dict[str, list[Path]] = {}
     for child in sub_directories(directory):
-        known, visited, again = len(skipped), {}, set()
-        found = image_files(child, skipped, visited)
-        for place, links in visited.items():
-            is_found = os.path.dirname(place) in visited and _is_image(os.path.basename(place))
-            again.update(sorted(links)[0 if is_found else 1 :])
-        places += [(place, child) for place in visited]
+        known, found = len(skipped), {}
+        for path, real in _readable(child, skipped):
+            if (owner := owners.setdefault(real, child)) is not child:
+                raise ValueError(
+                    "`source` must have each image in one class and split, also behind links. "
+                    f"Received: {real} in {owner} and {child}."
+                )
+            found[real] = min(path, found.get(real, path))
         if found or len(skipped) > known:
-            files = [path for path in found if os.fspath(path) not in again]
-            classes.setdefault(text_of(child.name), []).extend(files)
+            classes.setdefault(text_of(child.name), []).extend(found.values())
         else:
             log.warning("%s has no images, and is no class.", child)
     return classes
-
-
-def _check_places(places: list[tuple[str, Path]]) -> None:
-    """Raise a ValueError if a link gives an image two classes or splits."""
-    directory_of = dict(places)
-    for place, child in sorted(places):
-        others = {directory_of[place], directory_of.get(os.path.dirname(place), child)} - {child}
-        if others:
-            raise ValueError(
-                "`source` must have each image in one class and split, also behind links. "
-                f"Received: {place} in {child} and {others.pop()}."
-            )
 
 
 def is_hidden(name: str) -> bool:
@@ -167,31 +158,32 @@ def readable_suffixes() -> frozenset[str]:
     return frozenset(suffix for suffix in IMAGE_SUFFIXES if formats.get(suffix) in read)
 
 
-def image_files(
-    directory: Path, skipped: list[Path] | None = None, visited: dict | None = None
-) -> list[Path]:
+def image_files(directory: Path, skipped: list[Path] | None = None) -> list[Path]:
     """Return the image files below a directory, sorted; add those that can't be read to `skipped`.
 
     Links are followed, each directory once. Hidden files and directories are left out at any depth.
-    Real paths of directories and of what links lead to are added to `visited`, with these links.
     """
-    readable, others = [], [] if skipped is None else skipped
-    for path, is_file in _files(directory, visited):
-        is_readable = is_file and path.suffix.lower() in readable_suffixes()
-        (readable if is_readable else others).append(path)
-    return sorted(readable)
+    return sorted(path for path, _ in _readable(directory, [] if skipped is None else skipped))
 
 
-def _files(directory: Path, visited: dict | None = None) -> Iterator[tuple[Path, bool]]:
-    """Yield all that is an image by its suffix below a directory, and whether it is a file."""
-    visited = {} if visited is None else visited
-    pending, top = [os.fspath(directory)], os.path.realpath(directory)
+def _readable(directory: Path, skipped: list[Path]) -> Iterator[tuple[Path, str]]:
+    """Yield the `image_files` with their real paths, in no order."""
+    for path, real, is_file in _files(directory):
+        if is_file and path.suffix.lower() in readable_suffixes():
+            yield path, real
+        else:
+            skipped.append(path)
+
+
+def _files(directory: Path) -> Iterator[tuple[Path, str, bool]]:
+    """Yield all that is an image by its suffix, its real path, and whether it is a file."""
+    visited, pending, top = set(), [os.fspath(directory)], os.path.realpath(directory)
     while pending:
         real = os.path.realpath(path := pending.pop())
         is_above = real != top and top.startswith(os.path.join(real, ""))  # A cycle of links.
         if real in visited or is_above:
             continue
-        visited[real] = []
+        visited.add(real)
         with os.scandir(path) as entries:
             for entry in entries:
                 # Entries know what they are, but raise an error for a link to itself.
@@ -200,9 +192,8 @@ def _files(directory: Path, visited: dict | None = None) -> Iterator[tuple[Path,
                     pending += [] if is_hidden(entry.name) else [entry.path]
                 elif _is_image(entry.name):
                     is_file = os.path.isfile(entry) if is_link else entry.is_file()
-                    if is_link and is_file:
-                        visited.setdefault(os.path.realpath(entry), []).append(entry.path)
-                    yield Path(entry.path), is_file
+                    target = os.path.realpath(entry) if is_link else os.path.join(real, entry.name)
+                    yield Path(entry.path), target, is_file
 
 
 def _is_image(name: str) -> bool:

@@ -1,20 +1,31 @@
-"""Occlusion, noise, blur and adversarial attacks (Context Broadcasting, Tables 8 and 12)."""
+"""Accuracy on perturbed images: occlusion, noise, blur and adversarial attacks.
 
-import math
-from numbers import Real
-from typing import Any
+Context Broadcasting, Tables 8 and 12. Each perturbation is created from a model and a strength, and
+passed to `evaluate`: `keras_vitx.evaluate(model, source, perturb=FGSM(model, 1 / 255))`.
+"""
+
+import statistics
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Literal
 
 import keras
 import numpy as np
 from keras import ops
 
+from keras_vitx.annotations import NonNegativeFloat, PositiveInt, Probability, check_argument
 from keras_vitx.backend import input_gradient
 from keras_vitx.outputs import outputs_of
 from keras_vitx.preprocessing import ModelInput
+from keras_vitx.training.evaluate import evaluate
+
+__all__ = ["FGSM", "PGD", "GaussianBlur", "GaussianNoise", "Occlusion", "ShotNoise", "curve"]
 
 
 class Perturbation:
-    """A change of the pixels of images, which depend on the model's `preprocessing`."""
+    """A change of the pixels of images, which depend on the model's `preprocessing`.
+
+    `change` of a subclass returns the changed pixels, which are then clipped to 0..1.
+    """
 
     def __init__(self, model: Any):
         preprocessing = ModelInput.of(model).preprocessing
@@ -26,19 +37,6 @@ class Perturbation:
         pixels = np.asarray(images, "float32") * self.std + self.mean
         changed = np.clip(self.change(pixels, np.asarray(labels), index), 0, 1)
         return ((changed - self.mean) / self.std).astype("float32")
-
-    def change(self, pixels: np.ndarray, labels: np.ndarray, index: int) -> np.ndarray:
-        """Return the changed pixels, which are then clipped to 0..1."""
-        raise NotImplementedError
-
-
-def _strength(name, value, maximum=math.inf):
-    """Return a strength as a float; a ValueError unless it is finite and in 0..maximum."""
-    is_number = isinstance(value, Real) and not isinstance(value, bool)
-    if not is_number or not 0 <= value <= maximum or math.isinf(value):
-        limit = "" if math.isinf(maximum) else f" and at most {maximum:g}"
-        raise ValueError(f"`{name}` must be a number of at least 0{limit}. Received: {value!r}.")
-    return float(value)
 
 
 class Occlusion(Perturbation):
@@ -54,7 +52,7 @@ class Occlusion(Perturbation):
 
     def __init__(self, model: Any, fraction: float):
         super().__init__(model)
-        self.fraction = _strength("fraction", fraction, 1)
+        self.fraction = check_argument("fraction", fraction, Probability)
 
     def change(self, pixels, labels, index):
         changed = pixels.copy()
@@ -76,7 +74,7 @@ class GaussianNoise(Perturbation):
 
     def __init__(self, model: Any, sigma: float, seed: int = 0):
         super().__init__(model)
-        self.sigma, self.seed = _strength("sigma", sigma), seed
+        self.sigma, self.seed = check_argument("sigma", sigma, NonNegativeFloat), seed
 
     def change(self, pixels, labels, index):
         random = np.random.default_rng([self.seed, index])
@@ -98,7 +96,7 @@ class ShotNoise(Perturbation):
 
     def __init__(self, model: Any, strength: float, seed: int = 0):
         super().__init__(model)
-        self.strength, self.seed = _strength("strength", strength), seed
+        self.strength, self.seed = check_argument("strength", strength, NonNegativeFloat), seed
 
     def change(self, pixels, labels, index):
         if not self.strength:
@@ -117,7 +115,7 @@ class GaussianBlur(Perturbation):
 
     def __init__(self, model: Any, sigma: float):
         super().__init__(model)
-        self.sigma = _strength("sigma", sigma)
+        self.sigma = check_argument("sigma", sigma, NonNegativeFloat)
 
     def change(self, pixels, labels, index):
         radius = min(int(4 * self.sigma + 0.5), *(side - 1 for side in pixels.shape[1:3]))
@@ -160,11 +158,10 @@ class PGD(Perturbation):
         seed: int = 0,
     ):
         super().__init__(model)
-        self.epsilon = _strength("epsilon", epsilon, 1)
-        if not isinstance(steps, int) or steps < 1:
-            raise ValueError(f"`steps` must be an integer, at least 1. Received: {steps!r}.")
-        self.steps = steps
-        self.step = 2.5 * self.epsilon / steps if step is None else _strength("step", step)
+        self.epsilon = check_argument("epsilon", epsilon, Probability)
+        self.steps = check_argument("steps", steps, PositiveInt)
+        step = check_argument("step", step, NonNegativeFloat | None)
+        self.step = 2.5 * epsilon / steps if step is None else step
         self.random_start, self.seed = random_start, seed
         self.gradient = input_gradient(_loss_of(model), model.variables)
 
@@ -220,3 +217,73 @@ def _loss_of(model):
         return -ops.sum(ops.take_along_axis(logs, ops.cast(labels, "int32")[:, None], axis=-1))
 
     return loss
+
+
+PERTURBATIONS: dict[str, Callable[..., Any]] = {
+    "occlude": Occlusion,
+    "fgsm": FGSM,
+    "pgd": PGD,
+    "noise": GaussianNoise,
+    "shot_noise": ShotNoise,
+    "blur": GaussianBlur,
+}
+"""The perturbations by name, as functions of a model and a strength."""
+
+RANDOM = ("pgd", "noise", "shot_noise")  # Perturbations with a seed.
+# 97.5 % quantiles of Student's t distribution with 1, 2, ... degrees of freedom.
+T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+
+
+def curve(
+    model: keras.Model,
+    source: Any,
+    kind: str,
+    strengths: Sequence[float],
+    runs: int = 1,
+    evaluate: Callable[..., dict[str, Any]] = evaluate,
+    measure: str = "accuracy",
+    **options: Any,
+) -> list[dict[str, Any]]:
+    r"""Evaluate a model on images perturbed with each strength.
+
+    Args:
+        model: A classifier with `preprocessing`.
+        source: Labeled images, as in `keras_vitx.evaluate`.
+        kind: One of `PERTURBATIONS`.
+        strengths: The strengths, in the units of the perturbation.
+        runs: Number of evaluations of random perturbations with different seeds, at most 10
+            (Context Broadcasting, Table 12, has five).
+        evaluate: `keras_vitx.evaluate` or `keras_vitx.segmentation.evaluate`.
+        measure: Key of its result, such as `"mean_iou"`.
+        **options: Further arguments of `evaluate`, such as `batch_size`.
+
+    Returns:
+        One dictionary per strength: `"kind"`, `"strength"`, the measure by its name (the mean of
+        the runs), `"interval"` (half its 95 % confidence interval, $t\,s / \sqrt n$; None for one
+        run) and `"images"`.
+
+    Raises:
+        ValueError: if an argument is unknown or out of range.
+    """
+    check_argument("kind", kind, Literal[tuple(PERTURBATIONS)])
+    check_argument("runs", runs, Annotated[int, f"[1, {len(T) + 1}]"])
+    if not isinstance(strengths, (Sequence, np.ndarray)) or isinstance(strengths, str):
+        raise ValueError(f"`strengths` must be a list of numbers. Received: {strengths!r}.")
+    seeds = [{"seed": seed} for seed in range(runs)] if kind in RANDOM else [{}]
+    # Before the first evaluation, so that an invalid strength costs no time.
+    perturbations = [[PERTURBATIONS[kind](model, x, **seed) for seed in seeds] for x in strengths]
+    rows = []
+    for strength, perturbs in zip(strengths, perturbations, strict=True):
+        results = [evaluate(model, source, perturb=perturb, **options) for perturb in perturbs]
+        if measure not in results[0]:
+            raise ValueError(
+                f"`measure` must be one of {', '.join(results[0])}, which `evaluate` returned. "
+                f"Received: {measure!r}."
+            )
+        values = [result[measure] for result in results]
+        row = {"kind": kind, "strength": strength, measure: statistics.fmean(values)}
+        n, interval = len(values), None
+        if n > 1:
+            interval = T[n - 2] * statistics.stdev(values) / n**0.5
+        rows.append({**row, "interval": interval, "images": results[0]["images"]})
+    return rows
