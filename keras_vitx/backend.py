@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import functools
 import importlib.util
 import json
 import logging
@@ -103,44 +104,23 @@ def is_worker() -> bool:
     return WORKER in os.environ
 
 
-def has_accelerator() -> bool:
-    """Return whether images can be sent to a GPU or TPU as uint8.
+def constant(like: Any, function: Callable, *arguments: Any) -> Any:
+    """Return the array of a function, under PyTorch always the same tensor on a device.
 
-    They can't under TensorFlow, whose `fit` uses `tf.data`, or with `keras.distribution`.
+    It is that of the tensor `like`. The other backends compile the array into their programs.
     """
     import keras
 
     if keras.backend.backend() == "torch":
-        import torch
-
-        return torch.cuda.is_available()
-    if keras.backend.backend() == "jax" and keras.distribution.distribution() is None:
-        import jax
-
-        return jax.default_backend() != "cpu"
-    return False
+        return _tensor(like.device, function, *arguments)
+    return function(*arguments)
 
 
-def to_device(array: Any) -> Any:
-    """Copy an array to the device; the host does not wait for a GPU, which copies pinned memory."""
-    import keras
+@functools.lru_cache(maxsize=4)
+def _tensor(device, function, *arguments):
+    import torch
 
-    if keras.backend.backend() == "torch" and has_accelerator():
-        import torch
-
-        return torch.from_numpy(array).pin_memory().to("cuda", non_blocking=True)
-    return keras.ops.convert_to_tensor(array)
-
-
-def compiled(function: Callable) -> Callable:
-    """Return a function of tensors as one program under JAX, else as it is."""
-    import keras
-
-    if keras.backend.backend() != "jax":
-        return function
-    import jax
-
-    return jax.jit(function)
+    return torch.from_numpy(function(*arguments)).to(device)
 
 
 def without_gradients() -> contextlib.AbstractContextManager:

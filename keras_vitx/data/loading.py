@@ -1,5 +1,6 @@
 """Batches of images and labels: chains of Grain's steps, and their prefetching as a `PyDataset`."""
 
+import contextlib
 import functools
 import itertools
 import logging
@@ -7,20 +8,21 @@ import math
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from keras_vitx.backend import WORKER, compiled, has_accelerator, is_worker, to_device
+from keras_vitx.backend import WORKER, is_worker
 from keras_vitx.data.augmentation import Augmentation
-from keras_vitx.data.augmentation.erasing import draw_erasing, erase_box, erase_boxes, noise
+from keras_vitx.data.augmentation.erasing import draw_erasing, erase_box
 from keras_vitx.data.augmentation.mixing import Mixing, shard_of_batch, soft_labels
 from keras_vitx.data.augmentation.windows import Window
 from keras_vitx.data.images import fit_to_model, normalize, with_channels
 from keras_vitx.data.sources.dataset import ArrayImages, Split
-from keras_vitx.preprocessing import ModelInput, Preprocessing
+from keras_vitx.pixels import packed
+from keras_vitx.preprocessing import ModelInput
 
 if is_worker():  # Worker processes unpickle loaders; without Keras they start in a second.
     PyDataset = object
@@ -322,8 +324,10 @@ class Batches(PyDataset):
 class ImageBatches(Batches):
     """Batches of a `Loader`, normalized for a model; `unreadable` has errors by id of the image.
 
-    Images from processes or for an accelerator are passed as uint8, and normalized afterwards.
+    Images from processes are passed as uint8, and normalized afterwards.
     """
+
+    is_packed = False
 
     def __init__(self, *arguments: Any, workers: int = 0, **options: Any):
         loader = Loader(*arguments, **options)
@@ -331,8 +335,23 @@ class ImageBatches(Batches):
         self.split, self.batch_size, self.targets = loader.split, loader.batch_size, loader.targets
         self.unreadable: dict[Any, str] = {}
         loader.budget = IN_MEMORY_BYTES // max(workers, 1)
-        loader.as_uint8 = has_accelerator() or workers > 0
-        self.on_device: OnDevice | None = None
+        loader.as_uint8 = workers > 0
+
+    @contextlib.contextmanager
+    def as_pixels(self) -> Iterator[None]:
+        """Return a context in which batches have the form of `keras_vitx.pixels`, for `fit`."""
+        self._set_form(is_packed=True)
+        try:
+            yield
+        finally:
+            self._set_form(is_packed=False)
+
+    def _set_form(self, is_packed):
+        with self._lock:
+            self.is_packed, self._recent = is_packed, {}
+            if not self.processes:
+                self.loader.as_uint8 = is_packed
+                _close(self._iterators)  # They hold batches of the other form.
 
     def to_inputs(self, batch: Batch) -> tuple:
         import keras
@@ -346,9 +365,8 @@ class ImageBatches(Batches):
             if name not in self.unreadable:
                 self.unreadable[name] = error
                 log.warning("An image is skipped (%d so far): %s", len(self.unreadable), error)
-        if images.dtype == np.uint8 and has_accelerator():
-            self.on_device = self.on_device or OnDevice(self.loader.spec.preprocessing)
-            images = self.on_device(images, boxes)
+        if self.is_packed:
+            images = packed(images, self.loader.spec.preprocessing, boxes)
         elif images.dtype == np.uint8:
             images = self.loader.normalize(images, boxes)
         return (images, labels) if weights is None else (images, labels, weights)
@@ -370,31 +388,3 @@ class EvaluationBatches(ImageBatches):
         """Return these batches with weights (batch,), 0 for images that can't be decoded."""
         options = {name: getattr(self.loader, name) for name in Loader.__match_args__}
         return EvaluationBatches(**options | {"weighted": True})
-
-
-class OnDevice:
-    """The result of `Loader.normalize`, computed on the device, where its constants stay.
-
-    `images` are uint8 `(n, height, width, channels)`, `boxes` those of `erase_boxes` or None.
-    """
-
-    def __init__(self, preprocessing: Preprocessing):
-        self.takes_pixels = preprocessing.takes_pixels
-        self.constants = to_device(np.float32((preprocessing.mean, preprocessing.std)))
-        self.table: Any = None
-        self.run = compiled(self.normalized)
-
-    def __call__(self, images: np.ndarray, boxes: np.ndarray | None) -> Any:
-        if boxes is None:
-            return self.run(to_device(images), self.constants)
-        if self.table is None:
-            self.table = to_device(noise(images.shape[1:]))
-        return self.run(to_device(images), self.constants, to_device(boxes), self.table)
-
-    def normalized(self, images: Any, constants: Any, boxes: Any = None, table: Any = None) -> Any:
-        from keras import ops
-
-        images = ops.cast(images, "float32")
-        if not self.takes_pixels:
-            images = (images / 255.0 - constants[0]) / constants[1]
-        return images if boxes is None else erase_boxes(images, boxes, table)

@@ -15,6 +15,7 @@ from keras_vitx.layers.heads import MultiHead
 from keras_vitx.layers.ops import scalars_on_device
 from keras_vitx.losses import FunctionLoss, PerHead, as_loss
 from keras_vitx.outputs import kind_of
+from keras_vitx.pixels import unpacked
 
 BOX = "mix_token"
 """Name of the box among the labels: bool `(batch, rows * columns)`, the same for all images."""
@@ -53,11 +54,22 @@ class MultiHeadTraining:
             statistics = [v for v in self.non_trainable_variables if v.name.startswith("moving_")]
             optimizer.statistics = lambda: statistics
 
+    def __call__(self, inputs, *args, **kwargs):
+        # Before Keras compares the names of inputs.
+        return super().__call__(unpacked(inputs), *args, **kwargs)
+
+    def fit(self, x=None, *args, **kwargs):
+        """Train as Keras does; batches of `keras_vitx.data` cross to the device as pixels."""
+        own = type(self).train_step is not MultiHeadTraining.train_step  # It expects images.
+        with contextlib.nullcontext() if own else getattr(x, "as_pixels", contextlib.nullcontext)():
+            return super().fit(x, *args, **kwargs)
+
     def train_step(self, *args):
         """Run a step of `fit` or `train_on_batch`, in which `call` returns logits by head."""
         # The batch is the last argument; under JAX, the state comes before it.
         *state, batch = args
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
+        x = unpacked(x)
         if isinstance(y, dict) and BOX in y:
             x = {self.inputs[0].name: keras.tree.flatten(x)[0], BOX: y[BOX]}
         if not self.optimizer.built:  # Averages begin with the statistics before the step.

@@ -1,5 +1,6 @@
 """Batches that change others, whatever their source."""
 
+import contextlib
 import copy
 import logging
 import sys
@@ -78,11 +79,12 @@ class BatchTransform(keras.utils.PyDataset):
 
     Batches are `(images, labels)` or `(images, labels, weights)`; labels are an array or a
     dictionary. All other attributes are those of the wrapped batches. `elementwise` says whether
-    `transform` treats each image independently, so that it can be applied to a shard of a batch.
+    `transform` treats each image independently, so that it can be applied to a shard of a batch;
+    `keeps_images`, that it changes labels only, whatever the images.
     """
 
     transform: Callable[[np.ndarray, Any, int], tuple[Any, Any]]
-    elementwise = False
+    elementwise = keeps_images = False
 
     def __init__(self, batches: Iterable, transform: Any = None, elementwise: bool | None = None):
         super().__init__()
@@ -107,6 +109,11 @@ class BatchTransform(keras.utils.PyDataset):
         wrapped = copy.copy(self)
         wrapped.batches = batches
         return wrapped
+
+    def as_pixels(self) -> contextlib.AbstractContextManager:
+        """Return that of the wrapped batches, if they have it and `transform` takes pixels."""
+        inner = getattr(self.batches, "as_pixels", None) if self.keeps_images else None
+        return inner() if inner else contextlib.nullcontext()
 
     def __len__(self) -> int:
         return len(self.batches)
@@ -148,6 +155,8 @@ class BatchRange(BatchTransform):
     Batch i of a `PyDataset` must not depend on earlier batches. In another iterable, the batches
     before `start` are read and skipped. `check` is called with the labels of each batch.
     """
+
+    keeps_images = True
 
     def __init__(self, batches: Any, start: int = 0, count: int | None = None, check: Any = None):
         super().__init__(batches)

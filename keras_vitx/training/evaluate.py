@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -14,6 +15,7 @@ from keras_vitx.data.predictions import imagenet_classes
 from keras_vitx.data.sources.names import numbers_of
 from keras_vitx.files import write_csv
 from keras_vitx.outputs import class_names_of, outputs_of, task_of
+from keras_vitx.pixels import unpacked
 from keras_vitx.preprocessing import ModelInput
 from keras_vitx.text import shortened
 from keras_vitx.training.batches import BatchTransform
@@ -53,7 +55,7 @@ class Evaluator(keras.Model):
         normalize: bool = False,
         flips: bool = False,
     ):
-        super().__init__()
+        super().__init__(autocast=False)
         self.model, self.order, self.normalize, self.flips = model, order, normalize, flips
         loss = keras.losses.get(loss)
         per_image = loss.call if isinstance(loss, keras.losses.Loss) else loss
@@ -65,6 +67,7 @@ class Evaluator(keras.Model):
         self.compile(loss=loss, weighted_metrics=[mean_loss, *metrics])
 
     def call(self, images):
+        images = unpacked(images)
         outputs = self.model(images, training=False)
         if self.flips:
             outputs = (outputs + self.model(keras.ops.flip(images, 2), training=False)) / 2
@@ -89,7 +92,10 @@ class Evaluator(keras.Model):
         self.reset()
         dataset, callbacks = shard_of(dataset, pad=True), [Replicate(), *callbacks]
         try:
-            results = self.evaluate(dataset, verbose=verbose, callbacks=callbacks, return_dict=True)
+            with getattr(dataset, "as_pixels", nullcontext)():
+                results = self.evaluate(
+                    dataset, verbose=verbose, callbacks=callbacks, return_dict=True
+                )
         finally:  # Under JAX, an error of the data would leave the model without its variables.
             getattr(self, "jax_state_sync", lambda: None)()
         errors = getattr(dataset, "unreadable", None)

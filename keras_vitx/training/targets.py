@@ -368,7 +368,7 @@ class MixToken(BatchTransform):
         ValueError: if the model has no patch embedding, or `alpha` is out of range.
     """
 
-    elementwise = True
+    elementwise = keeps_images = True
 
     def __init__(
         self,
@@ -394,7 +394,7 @@ class MixToken(BatchTransform):
         box = np.zeros(self.grid, bool)
         box[Mixing(mixup=0.0, cutmix=self.alpha).draw(self.grid, random)[1]] = True
         labels = labels if isinstance(labels, dict) else {"head": labels}
-        return images, {**labels, "mix_token": np.tile(box.reshape(-1), (len(images), 1))}
+        return images, {**labels, "mix_token": np.tile(box.reshape(-1), (len(labels["head"]), 1))}
 
 
 def sample(grid: np.ndarray, window: Window, size: tuple[int, int]) -> np.ndarray:

@@ -11,6 +11,7 @@ import keras_vitx as kv
 from keras_vitx import preprocess_input
 from keras_vitx.data import Augmentation, Mixing, load_dataset, loading, pipelines
 from keras_vitx.data.sources.dataset import ArrayImages, Split, fraction_of
+from keras_vitx.pixels import unpacked
 
 backend_free = pytest.mark.backend_free
 STRONG = Augmentation(rand_augment="m9-mstd0.5-inc1", erasing=0.25)
@@ -122,18 +123,19 @@ batches.train[0], batches.train[1]
     assert "Exception ignored" not in found.stderr
 
 
-def test_normalized_on_a_device_as_on_a_cpu():
+def test_pixels_become_the_images_of_a_cpu():
     """The same on every backend, with boxes of noise."""
     found = train(batch_size=24, augmentation=STRONG, mixing=Mixing())
-    found.loader.as_uint8 = False
-    wanted, _ = made(found, 0, 0)
-    found.loader.as_uint8 = True
-    batch = found.dataset()[0]
-    assert batch.images.dtype == np.uint8 and batch.boxes[:, 2].any()
-    prepare = loading.OnDevice(found.loader.spec.preprocessing)
-    for _ in range(2):
-        images = prepare(batch.images, batch.boxes)
-    np.testing.assert_allclose(keras.ops.convert_to_numpy(images), wanted, rtol=0, atol=1e-6)
+    wanted, labels = found[0]
+    with found.as_pixels():
+        batch, again = found[0]
+    assert batch["pixels"].dtype == np.uint8 and batch["boxes"][:, 2].any()
+    np.testing.assert_array_equal(labels, again)
+    images = keras.ops.convert_to_numpy(
+        unpacked({name: keras.ops.convert_to_tensor(each) for name, each in batch.items()})
+    )
+    np.testing.assert_allclose(images, wanted, rtol=0, atol=1e-6)
+    np.testing.assert_array_equal(found[0][0], wanted)
 
 
 SEEN = []

@@ -57,17 +57,3 @@ def test_bytes_that_a_program_moves():
     size_of = runpy.run_path(str(AHEAD))["size_of"]
     assert size_of("bf16[5,197,197]{2,1,0:T(8,128)(2,1)}") == 2 * 5 * 200 * 256
     assert size_of("(f32[11,4]{1,0}, f32[8]{0:T(128)S(1)})", trips=11) == 16
-
-
-UNKNOWN = [
-    ([ACCELERATOR, "FILE", "--models", "ViT_Q"], "--models must be of ViT_S, CaiT_S24", on_torch),
-    ([AHEAD, "--output", "FILE", "--models", "Q"], "`kv.list_models()`. Received: {'Q'}", on_jax),
-    ([AHEAD, "--output", "FILE", "--cells", "v5e-4/step/float32/66"], "float32/66'", on_jax),
-]
-
-
-@pytest.mark.parametrize("words, message", [pytest.param(*row, marks=on) for *row, on in UNKNOWN])
-def test_unknown_models_and_cells_are_errors(words, message, tmp_path):
-    words = [tmp_path / word if word == "FILE" else word for word in words]
-    done = run_script(*words, check=False)
-    assert done.returncode == 2 and message in done.stderr

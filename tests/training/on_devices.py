@@ -3,7 +3,8 @@
     python on_devices.py DIRECTORY FAMILY DEVICES [DEVICES ...]
 
 DEVICES are a count, or COUNT-sharded for sharded weights. The chief prints, as its last line,
-{devices: {"fitted": curve of `kv.fit`, "random": curve of a plain training with random numbers}}.
+{devices: {"fitted": curve of `kv.fit`, "random": curve of a plain training with random numbers,
+"floats": the same on batches that are normalized before they cross}}.
 """
 
 import json
@@ -13,8 +14,12 @@ import keras
 import numpy as np
 
 import keras_vitx as kv
+from keras_vitx.models import multi_head
+from keras_vitx.pixels import unpacked
+from keras_vitx.training.batches import BatchTransform
 
 BACKEND = keras.backend.backend()
+CROSSED = set()
 SIZE = {"dim": 16, "depth": 2, "num_heads": 2, "patch_size": 4}
 TASK = {"input_shape": (16, 16, 3), "classes": 4}
 FAMILIES = {
@@ -30,6 +35,13 @@ SOURCE = tuple(
     )
     for seed, count in enumerate((32, 13, 11))
 )
+
+
+def seen(inputs):
+    """Note the types of pixels that become images in a step."""
+    if isinstance(inputs, dict):
+        CROSSED.add(keras.backend.standardize_dtype(inputs["pixels"].dtype))
+    return unpacked(inputs)
 
 
 def model_of(family):
@@ -54,16 +66,21 @@ def fitted(family, output):
     }
 
 
-def plain():
+def plain(as_floats=False):
     """Return the losses of a plain training, and what differs between replicas."""
+    CROSSED.clear()
     model = model_of("Random")
     model.compile("sgd", "sparse_categorical_crossentropy")
-    batches = kv.data.pipelines(SOURCE, model, 16, augmentation=None).train
+    erasing = kv.data.Augmentation(erasing=0.8)
+    batches = kv.data.pipelines(SOURCE, model, 16, augmentation=erasing).train
+    if as_floats:
+        batches = BatchTransform(batches, lambda *batch: batch[:2], elementwise=True)
     states = Distinct()
     history = kv.training.resumable_fit(
         model, batches, epochs=2, directory=None, verbose=0, callbacks=[states]
     )
-    return {"loss": history.history["loss"], **states.counts, "moving_mean": states.count("mean")}
+    counts = {**states.counts, "moving_mean": states.count("mean")}
+    return {"loss": history.history["loss"], "crossed": sorted(CROSSED), **counts}
 
 
 class Distinct(keras.callbacks.Callback):
@@ -98,12 +115,14 @@ def main(directory, family, *numbers):
         count, _, sharded = number.partition("-")
         kv.training.use_devices(int(count), shard_weights=bool(sharded))
         found[number] = {"fitted": fitted(family, f"{directory}/{number}"), "random": plain()}
+        found[number]["floats"] = plain(as_floats=True)
     if kv.training.is_chief():
         print(json.dumps(found))
 
 
 if __name__ == "__main__":
     kv.training.devices.MIN_SHARDED = 256  # The models are tiny.
+    multi_head.unpacked = seen
     if BACKEND == "tensorflow":
         import tensorflow as tf
 

@@ -15,8 +15,9 @@ from training.fitting import small
 import keras_vitx as kv
 from keras_vitx.cli import train
 from keras_vitx.data.augmentation.mixing import shard_of_batch
+from keras_vitx.training.batches import BatchTransform
 from keras_vitx.training.devices import Devices
-from keras_vitx.training.devices.replicas import Shard
+from keras_vitx.training.devices.replicas import Sent, Shard
 
 SCRIPT = Path(__file__).with_name("on_devices.py")
 # PyTorch has a process per device.
@@ -86,6 +87,39 @@ def test_plain_training_and_random_numbers(curves):
             assert other["seed"] == 2 and other["moving_mean"] == 1
 
 
+def test_images_cross_as_uint8_with_the_same_losses(curves):
+    """Normalized and erased in the step, or before it."""
+    for curve in curves[0].values():
+        assert "uint8" in curve["random"]["crossed"] and not curve["floats"]["crossed"]
+        assert curve["random"]["loss"] == pytest.approx(curve["floats"]["loss"], rel=1e-6)
+
+
+@pytest.mark.skipif(BACKEND != "torch", reason="Keras's copies wait under PyTorch only")
+def test_labels_and_pixels_are_copied_before_keras_does(monkeypatch):
+    import torch
+
+    copied = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda: None)
+    monkeypatch.setattr(
+        Sent, "copied", lambda _, array: copied.append(array.dtype.name) or torch.tensor(array)
+    )
+    source = np.zeros((8, 4, 4, 1), "uint8"), np.arange(8) % 2
+    other, model = small(), kv.ViT(8, 1, 1, patch_size=4, input_shape=(4, 4, 1), classes=2)
+    batches = kv.data.pipelines(source, model, 4, validation_split=0).train
+    own = BatchTransform(batches, lambda images, labels, index: (images, labels))
+    pixels, floats = ["float32", "int32", "uint8"], ["float32", "int32"]
+    for trained, each, kinds in (
+        (model, batches, pixels),
+        (model, own, floats),
+        (other, batches, floats),
+    ):
+        trained.compile("sgd", "sparse_categorical_crossentropy")
+        copied.clear()
+        kv.training.resumable_fit(trained, each, epochs=2, directory=None, verbose=0)
+        assert sorted(copied[-len(kinds) :]) == kinds and len(copied) >= 4 * len(kinds)
+
+
 def test_what_the_machine_does_not_have(monkeypatch):
     if BACKEND != "jax":
         with pytest.raises(ValueError, match=r"`shard_weights` must be False, .*Received: True"):
@@ -112,8 +146,8 @@ def shards_of(batches, count, pad=False):
 
 
 @pytest.mark.backend_free
-@pytest.mark.parametrize("batches", (Batches(), list(map(Batches().__getitem__, range(2)))))
-def test_shards_make_up_the_batch(batches):
+def test_shards_make_up_the_batch():
+    batches = Batches()
     shards = shards_of(batches, 3)
     for index in [*range(2)] * 2:
         images, parts = batches[index][0], [shard[index] for shard in shards]
@@ -134,7 +168,7 @@ def test_a_batch_that_the_devices_do_not_divide_is_padded_with_weights_of_0():
 
 
 @pytest.mark.backend_free
-@pytest.mark.parametrize("mixing", (None, {"mixup": 0.0}, {"cutmix": 0.0}))
+@pytest.mark.parametrize("mixing", ({"mixup": 0.0}, {"cutmix": 0.0}))
 def test_a_process_makes_its_images_only(mixing):
     random = np.random.default_rng(0)
     source = random.integers(0, 256, (20, 4, 4, 1), "uint8"), np.arange(20) % 2

@@ -19,6 +19,8 @@ from keras_vitx.training.devices import Devices, check_batch, copies_of, in_use
 # Between the seeds of two replicas. Large, because seed and counter are added.
 SEED_DISTANCE = 0x5851F42D
 SEED_STATE = "seed_generator_state"
+# What a batch is copied as; Keras converts other types.
+COPIED = ("uint8", "int32", "int64", "float32", "bool")
 
 
 def shard_of(batches: Any, pad: bool = False) -> Any:
@@ -27,18 +29,24 @@ def shard_of(batches: Any, pad: bool = False) -> Any:
     With `pad`, for evaluation, a batch that the devices don't divide is padded with copies of its
     first image of weight 0.
     """
+    return sent(_shard_of(batches, pad))
+
+
+def _shard_of(batches, pad):
     devices = in_use()
     # Mirrored strategies split batches of any size themselves.
     if devices.replicas == 1 or batches is None or keras.backend.backend() == "tensorflow":
         return batches
     if isinstance(batches, BatchTransform) and batches.elementwise:
         # For example, a teacher predicts only the images of this process.
-        return batches.with_batches(shard_of(batches.batches, pad))
+        return batches.with_batches(_shard_of(batches.batches, pad))
     return Shard(batches, devices, pad)
 
 
 class Shard(BatchTransform):
     """The rows of each batch that one process computes; see `shard_of`."""
+
+    keeps_images = True
 
     def __init__(self, batches: Any, devices: Devices, pad: bool = False):
         super().__init__(batches)
@@ -66,6 +74,47 @@ class Shard(BatchTransform):
         if by_pairs:
             rows = shard_of_batch(images, devices.process, devices.processes)
         return keras.tree.map_structure(lambda array: array[rows], batch)
+
+
+class Sent(BatchTransform):
+    """Batches that a stream of their own copies to the GPU (PyTorch).
+
+    The copies run beside the step before, while Keras's would make the host wait for it.
+    """
+
+    keeps_images = True
+
+    def __init__(self, batches: Any):
+        import torch
+
+        super().__init__(batches)
+        self.stream = torch.cuda.Stream()
+
+    def __getitem__(self, index: int) -> tuple:
+        batch = tuple(self.batches[index])
+        return keras.tree.map_structure(self.copied, batch, none_is_leaf=False)
+
+    def copied(self, value: Any) -> Any:
+        import torch
+
+        if not isinstance(value, np.ndarray) or value.dtype not in COPIED:
+            return value
+        with torch.cuda.stream(self.stream):
+            copy = torch.from_numpy(value).pin_memory().to("cuda", non_blocking=True)
+        torch.cuda.current_stream().wait_stream(self.stream)
+        copy.record_stream(torch.cuda.current_stream())
+        return copy
+
+
+def sent(batches: Any) -> Any:
+    """Return batches as `Sent` if there is a GPU of PyTorch and this thread reads them."""
+    if keras.backend.backend() != "torch" or not isinstance(batches, keras.utils.PyDataset):
+        return batches
+    import torch
+
+    # In the threads of Keras's workers, another GPU may be the current one.
+    is_read_here = batches.workers <= 1 and not batches.use_multiprocessing
+    return Sent(batches) if is_read_here and torch.cuda.is_available() else batches
 
 
 class Replicate(keras.callbacks.Callback):
