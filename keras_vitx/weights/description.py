@@ -121,24 +121,26 @@ def _description(source: str, *, model, grid, class_names, preprocessing) -> Des
     return Description(model, grid, class_names, preprocessing)
 
 
-def is_model_directory(path: Path) -> bool:
-    """Return whether `path` is a directory with a `config.json`, also while `save` replaces it."""
+def writer_of(directory: Path) -> str | None:
+    """Return what wrote a directory, by its `config.json`: "keras_vitx", "Keras", "Transformers".
+
+    None without that file. Waits while `save` replaces the directory.
+    """
+    config = directory / CONFIG
     for _ in range(ATTEMPTS):
-        if (path / CONFIG).is_file():
-            return True
-        if not is_being_moved(path):
+        if config.is_file() or not is_being_moved(directory):
             break
         time.sleep(PAUSE)
-    return (path / CONFIG).is_file()
-
-
-def is_transformers_directory(path: Path) -> bool:
-    """Return whether `path` is a directory that Transformers wrote, by its `config.json`."""
+    if not config.is_file():
+        return None
     try:
-        config = json.loads((path / CONFIG).read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return False
-    return isinstance(config, dict) and "model_type" in config and "library_name" not in config
+        values = parse_json(config.read_bytes())
+    except (OSError, ValueError, RecursionError):  # `open_directory` raises the error.
+        return LIBRARY
+    names = values if isinstance(values, dict) else {}
+    if "class_name" in names:
+        return "Keras"
+    return "Transformers" if "model_type" in names and "library_name" not in names else LIBRARY
 
 
 @contextlib.contextmanager
