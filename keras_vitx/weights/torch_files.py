@@ -127,7 +127,7 @@ class _LeftOut:
     append = extend
 
 
-class _DryRun(pickle._Unpickler):
+class _DryRun(pickle.Unpickler):
     """Reads a pickle with a class of its own for every object, and so runs none of its code."""
 
     def __init__(self, file: IO[bytes]):
@@ -166,19 +166,25 @@ def _check_pickles(path: Path) -> tuple[bool, dict[str, type]]:
             pickles = [archive.open(name) for name in archive.namelist() if name.endswith(".pkl")]
         for content in pickles:
             start = content.tell()
-            for opcode, argument, _ in pickletools.genops(content):
-                protocol = max(opcode.proto, argument if opcode.name == "PROTO" else 0)
-                if protocol > 3:
-                    raise FileError(
-                        f"The file is refused: its pickle protocol is {protocol}, and PyTorch "
-                        "reads 2 without running code. Save it with the default protocol of "
-                        "torch.save."
-                    )
+            _check_operations(content)
             content.seek(start)
             dry_run = _DryRun(content)
             dry_run.load()
             objects |= dry_run.objects
     return is_zip, objects
+
+
+def _check_operations(content: IO[bytes]) -> None:
+    """Check a pickle for operations that take memory or objects from elsewhere than the file."""
+    for count, (opcode, argument, _) in enumerate(pickletools.genops(content)):
+        protocol = max(opcode.proto, argument if opcode.name == "PROTO" else 0)
+        if protocol > 3:
+            raise FileError(
+                f"The file is refused: its pickle protocol is {protocol}, and PyTorch reads 2 "
+                "without running code. Save it with the default protocol of torch.save."
+            )
+        if opcode.name.startswith("EXT") or ("PUT" in opcode.name and int(argument) > count):
+            raise ValueError(f"{opcode.name} {argument} is none of PyTorch's")
 
 
 def _checked(module: str, name: str) -> str:
