@@ -190,18 +190,15 @@ def _grid(entry: _Entry, shape: tuple[int, ...], file: WeightsFile) -> Grid | No
 
 def _reads_rgb(entry: _Entry, shape: tuple[int, ...]) -> bool:
     """Return whether a kernel differs only in reading the three channels of color images."""
-    axis = 1 if entry.layout == "kernel" else 2
-    rgb = (*entry.shape[:axis], RGB, *entry.shape[axis + 1 :])
-    return entry.on_image and shape == rgb
+    own = entry.variable.shape
+    return entry.on_image and shape == shape_in_checkpoint((*own[:2], RGB, own[-1]), entry.layout)
 
 
 def _other_images(entry: _Entry, shape: tuple[int, ...]) -> Iterator[str]:
     """Tell in which images the convolution in a file differs from the model's, and how to adapt."""
     if len(shape) == 4:
-        in_torch = entry.layout == "kernel"
-        (channels, *sides), (own_channels, *own_sides) = (
-            one[1:] if in_torch else (one[2], *one[:2]) for one in (shape, entry.shape)
-        )
+        in_keras = to_keras(np.broadcast_to(np.float32(0), shape), entry.layout).shape
+        (*sides, channels, _), (*own_sides, own_channels, _) = in_keras, entry.variable.shape
         if channels != own_channels:
             counts = f"{channels} channels, the model's {own_channels}"
             yield f"Its images have {counts} (input_shape)."
