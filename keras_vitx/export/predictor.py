@@ -135,24 +135,22 @@ def predictor(
 def _compiled(model, probabilities) -> Callable[[np.ndarray], np.ndarray]:
     """Return a function of a batch that does not modify the model."""
     backend = keras.backend.backend()
-    if backend == "jax":
-        import jax
-
-        weights = [
-            [variable.value for variable in variables]
-            for variables in (model.trainable_variables, model.non_trainable_variables)
-        ]
-
-        @jax.jit
-        def call(weights, images):
-            outputs, _ = model.stateless_call(*weights, images, training=False)
-            return probabilities(outputs)
-
-        return lambda images: np.asarray(call(weights, images), "float32")
 
     def run(images):
         outputs = probabilities(model(keras.ops.convert_to_tensor(images), training=False))
         return keras.ops.cast(outputs, "float32")
+
+    if backend == "jax":
+        import jax
+
+        values = [variable.value for variable in model.variables]
+
+        @jax.jit
+        def call(values, images):
+            with keras.StatelessScope(zip(model.variables, values, strict=True)):
+                return run(images)
+
+        return lambda images: np.asarray(call(values, images))
 
     if backend == "tensorflow":
         import tensorflow as tf
