@@ -16,6 +16,7 @@ from keras_vitx.keras_internals import sublayers
 from keras_vitx.layers import ImagePreprocessing
 from keras_vitx.outputs import outputs_of
 from keras_vitx.serialized import remade
+from keras_vitx.text import check
 
 INPUT = "images"
 """Name of the input in every format."""
@@ -211,12 +212,6 @@ def graph_of(
     return Graph(networks, (outputs,) if outputs else names, classes, layer, size, *arguments)
 
 
-def check(holds: bool, rule: str, received: Any) -> None:
-    """Raise a ValueError with the rule, "`x` must be ...", and `received`, unless it holds."""
-    if not holds:
-        raise ValueError(f"{rule} Received: {received!r}.")
-
-
 def _is_size(size):
     is_pair = isinstance(size, (tuple, list)) and len(size) == 2
     return is_pair and all(isinstance(side, int) and side > 0 for side in size)
@@ -291,6 +286,8 @@ def _set_activation(config, activation):
         inner = layer["config"]
         if "layers" in inner:
             return _set_activation(layer, activation)
+        rule = "`outputs` must be None for a model that does not end in its classifier."
+        check(layer["class_name"] != "Average", rule, inner["name"])
         if layer["class_name"] in ("Softmax", "Sigmoid"):
             kept = {name: inner[name] for name in ("name", "dtype") if name in inner}
             names = {"module": "keras.layers", "class_name": "Activation", "registered_name": None}

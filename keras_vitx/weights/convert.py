@@ -71,7 +71,7 @@ def convert(
     that lists all missing, unexpected and misshapen arrays, and the size in `sizes` that the file
     looks like; unless `strict`, only misshapen ones, and a file that fits nothing.
     """
-    entries = _entries(model, file.native, unnamed=True)
+    entries = _entries(model, file)
     ignored = (*IGNORED, "/grid") if file.native else IGNORED
     arrays = {name: array for name, array in file.arrays.items() if not name.endswith(ignored)}
 
@@ -112,7 +112,7 @@ def to_checkpoint(model) -> dict[str, np.ndarray]:
         ValueError: if a variable has no name in the family's checkpoints.
     """
     arrays = {}
-    for entry in _entries(model, native=False):
+    for entry in _entries(model):
         array = np.asarray(keras.ops.convert_to_numpy(entry.variable.value), "float32")
         grid = entry.positions and tuple(entry.positions.grid)
         arrays[entry.name] = np.ascontiguousarray(from_keras(array, entry.layout, grid))
@@ -122,23 +122,23 @@ def to_checkpoint(model) -> dict[str, np.ndarray]:
 def has_checkpoint_names(model) -> bool:
     """Return whether all variables have PyTorch names; those of LoRA and quantization don't."""
     try:
-        names = {entry.name for entry in _entries(model, native=False)}
+        names = {entry.name for entry in _entries(model)}
     except (ValueError, KeyError):  # No name, or a kernel of another rank.
         return False
     return len(names) == len(model.weights)
 
 
-def _entries(model, native: bool, unnamed: bool = False) -> list[_Entry]:
-    """Return an entry per variable; with `unnamed`, its path where no checkpoint has a name."""
-    entries = []
+def _entries(model, file: WeightsFile | None = None) -> list[_Entry]:
+    """Return an entry per variable; for a file, by its path where no checkpoint has a name."""
+    entries, native = [], file is not None and file.native
     for variable, path, layer in weights_of(model):
         try:
             name, layout = checkpoint_name(path, model.family)
         except ValueError:
-            if not native and not unnamed:
+            if file is None:
                 raise
             name, layout = path, "same"
-        if unnamed and layout == "kernel" and len(variable.shape) not in (2, 4):
+        if file is not None and layout == "kernel" and len(variable.shape) not in (2, 4):
             layout = "same"  # Of a layer that no checkpoint has.
         if variable.name == "embeddings" and hasattr(layer, "num_prefix_tokens"):
             layout = "positions" if layout == "same" else layout

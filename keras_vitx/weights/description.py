@@ -14,6 +14,7 @@ from keras_vitx.files import is_being_moved
 from keras_vitx.outputs import class_names_of
 from keras_vitx.positions import Grid
 from keras_vitx.preprocessing import Preprocessing
+from keras_vitx.text import check
 
 LIBRARY = "keras_vitx"
 CONFIG = "config.json"
@@ -101,24 +102,20 @@ def from_config(config: Any) -> Description:
 
 
 def _description(source: str, *, model, grid, class_names, preprocessing) -> Description:
+    sides = grid if isinstance(grid, list) else []
+    names = class_names if isinstance(class_names, list) else [None]
+    is_grid = len(sides) == 2 and all(isinstance(side, Integral) and side > 0 for side in sides)
+    are_names = all(isinstance(name, str | Integral) for name in names)
     try:
-        if not isinstance(model, str):
-            raise ValueError(f"`model` must be a name. Received: {model!r:.100}.")
-        if grid is not None:
-            sides = grid if isinstance(grid, list) else []
-            if len(sides) != 2 or not all(isinstance(n, Integral) and n > 0 for n in sides):
-                raise ValueError(f"`grid` must be (rows, columns). Received: {grid!r:.100}.")
-            grid = tuple(grid)
-        if class_names is not None:
-            names = class_names if isinstance(class_names, list) else [None]
-            if not all(isinstance(name, str | Integral) for name in names):
-                raise ValueError(f"`class_names` must be names. Received: {class_names!r:.100}.")
-            class_names = tuple(map(str, names))
+        check(isinstance(model, str), "`model` must be a name.", model)
+        check(grid is None or is_grid, "`grid` must be (rows, columns).", grid)
+        check(class_names is None or are_names, "`class_names` must be names.", class_names)
         if preprocessing is not None:
             preprocessing = Preprocessing.of(preprocessing)
     except ValueError as error:
         raise FileError(f"The file's {source} can't be used: {error}") from error
-    return Description(model, grid, class_names, preprocessing)
+    names = None if class_names is None else tuple(map(str, names))
+    return Description(model, tuple(sides) or None, names, preprocessing)
 
 
 def writer_of(directory: Path) -> str | None:

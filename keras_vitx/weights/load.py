@@ -8,8 +8,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import keras
 import numpy as np
 
+from keras_vitx.text import check
 from keras_vitx.weights.catalog import CHECKPOINTS, DATASETS, Checkpoint, find
 from keras_vitx.weights.convert import abbreviate, convert
 from keras_vitx.weights.description import (
@@ -44,8 +46,8 @@ def entry_of(
     """Return the catalog entry of `weights`, or None; like `resolve`, but without a download."""
     if weights is None:
         return None
-    if not isinstance(weights, str | os.PathLike):
-        raise ValueError(f"`weights` must be a name, a path or None. Received: {weights!r}.")
+    is_name_or_path = isinstance(weights, str | os.PathLike)
+    check(is_name_or_path, "`weights` must be a name, a path or None.", weights)
     text = os.fspath(weights)
     if text.startswith(SCHEME):
         address = parse(text)
@@ -171,7 +173,7 @@ def load(
     """
     if source is None:
         return model
-    not_finite, path, name = [], source.path, source.path.name
+    path, name = source.path, source.path.name
     try:
         with contextlib.ExitStack() as stack:
             if source.in_directory:
@@ -194,13 +196,11 @@ def load(
                     f"The file names {len(names)} classes but has weights for {conversion.classes}."
                 )
             for variable, array in conversion.arrays:
-                if not np.isfinite(array).all():
-                    not_finite.append(variable.path)
                 variable.assign(array)
     except ValueError as error:
         location = "" if str(source.path) == source.weights else f" ({source.path})"
         raise ValueError(f"weights={source.weights!r}{location}: {error}") from error
-    warn_not_finite(not_finite, source.weights)
+    warn_not_finite(model, source.weights)
     if description is not None:
         if description.preprocessing is not None:
             model.preprocessing = description.preprocessing.for_channels(model.input_shape[-1])
@@ -235,8 +235,10 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(abbreviate(names)) or "none"
 
 
-def warn_not_finite(paths: Sequence[str], source: str) -> None:
-    """Log a warning about variables from `source` with values that are not finite."""
+def warn_not_finite(model, source: str) -> None:
+    """Log a warning if weights of a model, loaded from `source`, are not finite."""
+    values = ((each.path, keras.ops.convert_to_numpy(each.value)) for each in model.weights)
+    paths = [path for path, value in values if not np.isfinite(value.astype("float32")).all()]
     if paths:
         logger.warning(
             "%s: %d variables hold NaN or infinite values, and so may all predictions: %s.",

@@ -20,6 +20,7 @@ from safetensors.numpy import save_file
 from keras_vitx.files import atomic_write, locked, remove_stale
 from keras_vitx.keras_internals import sublayers, without_values
 from keras_vitx.serialized import check_registered, objects_in
+from keras_vitx.text import check
 from keras_vitx.weights.card import image_processor, model_card
 from keras_vitx.weights.catalog import CONSTRUCTORS, checkpoints_of
 from keras_vitx.weights.convert import convert, has_checkpoint_names, to_checkpoint
@@ -92,25 +93,18 @@ def save(
             registered with Keras.
         OSError: if the directory is not empty or can't be written.
     """
-    if not _is_chain(model):
-        raise ValueError(
-            f"`model` must be a model of keras_vitx (a Chain). Received: {type(model).__name__}."
-        )
+    rule = "`model` must be a model of keras_vitx (a Chain)."
+    check(_is_chain(model), rule, type(model).__name__)
     for name, words in (("dataset", dataset), ("license", license)):
-        if words is not None and not isinstance(words, str):
-            raise ValueError(f"`{name}` must be a string or None. Received: {words!r}.")
+        check(isinstance(words, str | None), f"`{name}` must be a string or None.", words)
     if accuracy is not None:
-        if not isinstance(accuracy, numbers.Real) or not 0 <= accuracy <= 1:
-            raise ValueError(f"`accuracy` must be a fraction from 0 to 1. Received: {accuracy!r}.")
-        if not dataset:
-            raise ValueError("`accuracy` needs `dataset`, the name of the data it was measured on.")
+        is_fraction = isinstance(accuracy, numbers.Real) and 0 <= accuracy <= 1
+        check(is_fraction, "`accuracy` must be a fraction from 0 to 1.", accuracy)
+        check(dataset, "`dataset` must name the data on which `accuracy` was measured.", dataset)
         accuracy = float(accuracy)
     recipe = _as_data(recipe)
-    if os.fspath(directory).startswith(SCHEME):
-        raise ValueError(
-            "`directory` must be a directory, which `keras_vitx.push(directory, repository)` puts "
-            f"on the hub. Received: {directory!r}."
-        )
+    rule = "`directory` must be a directory; `keras_vitx.push` puts it on the hub."
+    check(not os.fspath(directory).startswith(SCHEME), rule, directory)
     directory = Path(directory).expanduser().resolve()
     if directory.exists() and not directory.is_dir():
         raise NotADirectoryError(f"`directory` is a file: {directory}.")
@@ -209,12 +203,7 @@ def load(source: str | os.PathLike, custom_objects: Mapping[str, Any] | None = N
             )
     except ValueError as error:
         raise ValueError(f"{source}: {error}") from error
-    not_finite = [
-        variable.path
-        for variable in model.weights
-        if not np.isfinite(np.asarray(keras.ops.convert_to_numpy(variable.value), "float32")).all()
-    ]
-    warn_not_finite(not_finite, source)
+    warn_not_finite(model, source)
     return model
 
 
@@ -419,14 +408,13 @@ def save_safetensors(
         OSError: if the file can't be written.
     """
     path = _check_path(path, ".safetensors")
-    if dtype not in (None, "float32", "float16"):
-        raise ValueError(f'`dtype` must be None, "float32" or "float16". Received: {dtype!r}.')
+    known = (None, "float32", "float16")
+    check(dtype in known, f"`dtype` must be one of {known}.", dtype)
     model_metadata, metadata = metadata_of(model), metadata or {}
-    for key, value in metadata.items():
-        if not isinstance(key, str) or not isinstance(value, str):
-            raise ValueError(f"`metadata` must be strings by name. Received: {key!r}: {value!r}.")
-        if key in model_metadata:
-            raise ValueError(f"`metadata` must not have the model's {key!r}.")
+    are_strings = all(isinstance(each, str) for pair in metadata.items() for each in pair)
+    check(are_strings, "`metadata` must be strings by name.", metadata)
+    taken = sorted(metadata.keys() & model_metadata.keys())
+    check(not taken, f"`metadata` must not have the model's own {sorted(model_metadata)}.", taken)
     tensors = to_checkpoint(model)
     if dtype == "float16":
         # Re-attention has variances of 1e-6, below float16's normal numbers, and means and biases
@@ -435,10 +423,9 @@ def save_safetensors(
             if array.ndim < 2:
                 continue
             with np.errstate(over="ignore"):
-                half = array.astype("float16")
-            if np.isinf(half).any():
-                raise ValueError(f"dtype='float16' can't hold {name}, beyond 65504.")
-            tensors[name] = half
+                tensors[name] = array.astype("float16")
+            rule = f"`dtype` must be 'float32' for {name}, which has numbers beyond 65504."
+            check(not np.isinf(tensors[name]).any(), rule, dtype)
     with atomic_write(path) as temporary:
         save_file(tensors, temporary, metadata={**model_metadata, **metadata})
         # safetensors creates files that only their owner can read.
@@ -466,6 +453,5 @@ def save_torch(model, path: str | os.PathLike) -> None:
 
 def _check_path(path: str | os.PathLike, suffix: str) -> Path:
     path = Path(path).expanduser()
-    if path.suffix != suffix:
-        raise ValueError(f"`path` must end in {suffix}. Received: {str(path)!r}.")
+    check(path.suffix == suffix, f"`path` must end in {suffix}.", str(path))
     return path
