@@ -123,7 +123,7 @@ def _restore(old: Path, path: Path) -> None:
 
 def _hidden(path: Path) -> str:
     name = path.name
-    if len(os.fsencode(name)) > 200:  # File systems allow 255 bytes.
+    if len(os.fsencode(name)) > 100:  # File systems allow 255 bytes, eCryptfs 143.
         name = f"{name[:40]}-{hashlib.sha256(os.fsencode(name)).hexdigest()[:16]}"
     return f".unfinished-{name}"
 
