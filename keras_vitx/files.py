@@ -87,15 +87,12 @@ def move(temporary: Path, path: Path) -> None:
 
 def is_being_moved(path: Path) -> bool:
     """Return whether a process has set the directory at `path` aside, to replace it."""
-    directories = path.parent.glob(f"{glob.escape(_hidden(path))}-*")
-    return any((directory / OLD).exists() for directory in directories)
+    return any((directory / OLD).exists() for directory in _hidden_directories(path))
 
 
 def remove_stale(path: Path) -> None:
     """Remove what killed processes left of `path`, but not what others are writing."""
-    for directory in path.parent.glob(f"{glob.escape(_hidden(path))}-*"):
-        if directory.name.rpartition("-")[0] != _hidden(path):
-            continue
+    for directory in _hidden_directories(path):
         with contextlib.suppress(OSError):  # A `Timeout` if it is locked.
             with FileLock(directory / LOCK, blocking=False):
                 _restore(directory / OLD, path)
@@ -105,7 +102,7 @@ def remove_stale(path: Path) -> None:
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
     """Wait for other processes that hold the lock of `path`, and hold it."""
-    file = path.with_name(f".{path.name}.lock")
+    file = path.with_name(f"{_hidden(path)}.lock")
     with FileLock(file):
         try:
             yield
@@ -126,9 +123,14 @@ def _restore(old: Path, path: Path) -> None:
 
 def _hidden(path: Path) -> str:
     name = path.name
-    if len(os.fsencode(name)) > 200:  # File systems allow 255 bytes.
+    if len(os.fsencode(name)) > 100:  # File systems allow 255 bytes, eCryptfs 143.
         name = f"{name[:40]}-{hashlib.sha256(os.fsencode(name)).hexdigest()[:16]}"
     return f".unfinished-{name}"
+
+
+def _hidden_directories(path: Path) -> list[Path]:
+    found = path.parent.glob(f"{glob.escape(_hidden(path))}-*")
+    return [each for each in found if each.name.rpartition("-")[0] == _hidden(path)]
 
 
 def check_writable(path: str | os.PathLike) -> None:

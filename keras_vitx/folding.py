@@ -10,6 +10,7 @@ from keras_vitx.keras_internals import children, sublayers
 from keras_vitx.layers import HeadMixing, LocalMapConvolution, ReAttention, ResidualRefinement
 from keras_vitx.layers.base import build_all, register, serialize
 from keras_vitx.layers.maps import MapLayer, convolution_1x1
+from keras_vitx.text import check
 
 Arrays = dict[int, list[np.ndarray]]
 """The weights of layers that change, by their `id`, in the order of `weights`."""
@@ -33,18 +34,16 @@ def fuse(model: keras.Model) -> keras.Model:
     Raises:
         ValueError: if `model` is not a `Chain`, or has quantized layers.
     """
-    if not (isinstance(model, keras.Model) and hasattr(model, "token_layout")):
-        raise ValueError(
-            f"`model` must be a model of keras_vitx, a Chain. Received: {type(model).__name__}. "
-            "keras_vitx.as_chain converts a sequence of layers, or a model cut from a Chain."
-        )
+    rule = (
+        "`model` must be a model of keras_vitx, a Chain; keras_vitx.as_chain converts a sequence "
+        "of layers, or a model cut from a Chain."
+    )
+    is_chain = isinstance(model, keras.Model) and hasattr(model, "token_layout")
+    check(is_chain, rule, type(model).__name__)
     arrays: Arrays = {}
     for layer in sublayers(model):
-        if layer.quantization_mode is not None:
-            raise ValueError(
-                "`model` must not have quantized layers: fuse it before it is quantized. "
-                f"Received: {model.name!r}, whose layer {layer.path!r} is quantized."
-            )
+        rule = "`model` must not have quantized layers: fuse it before it is quantized."
+        check(layer.quantization_mode is None, rule, layer.path)
         if getattr(layer, "lora_enabled", False):
             arrays[id(layer)] = _merged(layer)
     config = _without_lora(model.get_config())

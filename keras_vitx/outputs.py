@@ -63,6 +63,11 @@ def outputs_of(model: keras.Model) -> Outputs:
             "`keras.layers.Dense(classes)` on top."
         )
     for layer in _from_the_end(model):
+        if isinstance(layer, keras.layers.Average):
+            inputs = [(keras.utils.get_source_inputs(each), each) for each in layer.input]
+            members = {outputs_of(keras.Model(*one)) for one in inputs}
+            if len(members) == 1:
+                return members.pop()
         follows = isinstance(layer, (keras.layers.Activation, keras.layers.Softmax))
         classifies = isinstance(layer, (keras.layers.Dense, keras.layers.EinsumDense)) or (
             hasattr(layer, "classes") and hasattr(layer, "activation")

@@ -14,15 +14,11 @@ from keras_vitx import data
 from keras_vitx.backend import without_gradients
 from keras_vitx.export.convert import run_file
 from keras_vitx.export.formats import existing_format
-from keras_vitx.export.graph import (
-    HALF_DTYPES,
-    OUTPUTS,
-    Graph,
-    graph_of,
-)
+from keras_vitx.export.graph import HALF_DTYPES, OUTPUTS, Graph, graph_of
 from keras_vitx.export.record import read_record
 from keras_vitx.keras_internals import sublayers
 from keras_vitx.preprocessing import IMAGENET_INCEPTION, ModelInput
+from keras_vitx.text import check
 
 PHOTOGRAPHS = 8
 """Number of images of the shipped sample for a comparison."""
@@ -105,9 +101,8 @@ def compare(
         for name, value in expected.items():
             value = ops.convert_to_numpy(ops.cast(value, "float32"))
             output = outputs.get(f"{key}.{name}", np.empty(0))
-            if output.shape != value.shape:
-                rule = f"Output {name!r} must be {value.shape}."
-                raise ValueError(f"{rule} Received: {output.shape}.")
+            rule = f"Output {name!r} must be {value.shape}."
+            check(output.shape == value.shape, rule, output.shape)
             differences.append(np.max(np.abs(output - value)) / (np.max(np.abs(value)) or 1))
             if name in OUTPUTS and value.shape[-1] > 1:
                 agreements += list(output.argmax(axis=-1) == value.argmax(axis=-1))
@@ -128,9 +123,9 @@ def compare(
 
 def check_tolerance(tolerance: float | None) -> None:
     """Check that `tolerance` is None or a non-negative number."""
-    if tolerance is not None and not (isinstance(tolerance, (int, float)) and tolerance >= 0):
-        rule = "`tolerance` must be None or a number of at least 0."
-        raise ValueError(f"{rule} Received: {tolerance!r}.")
+    is_number = isinstance(tolerance, (int, float)) and tolerance >= 0
+    rule = "`tolerance` must be None or a number of at least 0."
+    check(tolerance is None or is_number, rule, tolerance)
 
 
 def named_batches(graph: Graph, images: Any = None) -> dict[str, np.ndarray]:
@@ -151,10 +146,11 @@ def batches_for(
     count, *shape = model.inputs[0].shape
     if images is not None:
         return [_as_input(images, shape, input_dtype(model), count or 2)[:count]]
-    height, width, channels = shape if data_format == "channels_last" else [*shape[1:], shape[0]]
+    is_first = data_format == "channels_first"
+    height, width, channels = [*shape[1:], shape[0]] if is_first else shape
     sizes = dict.fromkeys((height or high, width or wide) for high, wide in SIZES)
-    batches = (_photographs(model, count or PHOTOGRAPHS, *size, channels) for size in sizes)
-    return [in_layout(batch, data_format) for batch in batches]
+    batches = [_photographs(model, count or PHOTOGRAPHS, *size, channels) for size in sizes]
+    return [np.ascontiguousarray(np.moveaxis(each, -1, 1 if is_first else -1)) for each in batches]
 
 
 def _as_input(images, shape, dtype, minimum):
@@ -162,14 +158,10 @@ def _as_input(images, shape, dtype, minimum):
     images = ops.convert_to_numpy(images)
     fits = images.ndim == 4 and len(images) >= minimum
     fits = fits and all(a in (None, b) for a, b in zip(shape, images.shape[1:], strict=True))
-    if not fits:
-        sides = ", ".join("any" if side is None else str(side) for side in shape)
-        raise ValueError(
-            f"`images` must be ({minimum} or more, {sides}). Received: {images.shape}."
-        )
-    if dtype != "float32" and not np.array_equal(images.astype(dtype), images):
-        rule = f"`images` must be of {dtype}, which the model takes."
-        raise ValueError(f"{rule} Received: {images.dtype.name!r}.")
+    sides = ", ".join("any" if side is None else str(side) for side in shape)
+    check(fits, f"`images` must be ({minimum} or more, {sides}).", images.shape)
+    fits = dtype == "float32" or np.array_equal(images.astype(dtype), images)
+    check(fits, f"`images` must be of {dtype}, which the model takes.", images.dtype.name)
     return images.astype(dtype)
 
 
@@ -187,12 +179,6 @@ def _photographs(model, count, height, width, channels):
         return (pixels // 2 if dtype == "int8" else pixels).astype(dtype)
     mean, std = preprocessing.mean, preprocessing.std
     return (pixels.astype("float32") / 255 - np.float32(mean)) / np.float32(std)
-
-
-def in_layout(images: np.ndarray, data_format: str) -> np.ndarray:
-    """Return images `(batch, height, width, channels)` in the data format of a file."""
-    is_first = data_format == "channels_first"
-    return np.ascontiguousarray(np.moveaxis(images, -1, 1)) if is_first else images
 
 
 def input_dtype(model: keras.Model) -> str:

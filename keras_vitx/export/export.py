@@ -16,7 +16,7 @@ import keras
 from keras_vitx.export.check import check_tolerance, compare, named_batches
 from keras_vitx.export.convert import convert
 from keras_vitx.export.formats import format_to_write
-from keras_vitx.export.graph import INPUT, check, graph_of
+from keras_vitx.export.graph import INPUT, graph_of
 from keras_vitx.export.record import (
     Exported,
     atomic_export,
@@ -26,6 +26,7 @@ from keras_vitx.export.record import (
 )
 from keras_vitx.folding import fuse as fused
 from keras_vitx.preprocessing import Preprocessing
+from keras_vitx.text import check
 
 LOCK = threading.RLock()
 """Held by an export: the tracers of PyTorch have one state for all threads."""

@@ -16,6 +16,7 @@ from keras_vitx.keras_internals import sublayers
 from keras_vitx.layers import ImagePreprocessing
 from keras_vitx.outputs import outputs_of
 from keras_vitx.serialized import remade
+from keras_vitx.text import check
 
 INPUT = "images"
 """Name of the input in every format."""
@@ -28,41 +29,28 @@ HALF_DTYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 
 @dataclass(frozen=True)
 class Format:
-    """A file format.
-
-    Attributes:
-        suffix: Suffix of the file; "" for a directory.
-        companion: Suffix of a second file beside it; "" for none.
-        backend: The Keras backend under which `write` runs.
-        needs: Packages that write it, and last the one that runs it; `extra` installs them.
-        matches: Whether a path holds this format, by its first bytes or file names.
-        check: Raises a ValueError if a file reads others than its own when it is opened.
-        risk: The harm that opening an untrusted file may do; empty if it can only compute.
-        float32: Whether half precision of the model is written in float32.
-        any_size: Whether preprocessing inside the file takes images of any size.
-        precisions: Precisions of stored weights, besides the model's.
-        half_products: Whether products may be in half precision, by `compute_dtype`.
-        quantized: How the layers of a model may be quantized by `model.quantize`.
-        opsets: The versions of its operations that can be written, the default last.
-    """
+    """A file format."""
 
     name: str
     title: str
-    suffix: str
-    backend: str
-    needs: tuple[str, ...]
-    extra: str
+    suffix: str  # "" for a directory.
+    backend: str  # The Keras backend under which `write` runs.
+    needs: tuple[str, ...]  # Packages that write it, and last the one that runs it.
+    extra: str  # The extra of this package that installs them.
     write: Callable[["Graph", Path], None]
-    matches: Callable[[Path], bool]
+    matches: Callable[[Path], bool]  # Whether a path holds it, by its first bytes or file names.
+    # Raises a ValueError if a file reads others than its own when it is opened.
     check: Callable[[Path], None] = lambda path: None
-    risk: str = ""
-    float32: bool = False
-    any_size: bool = False
-    companion: str = ""
-    precisions: tuple[str, ...] = ("float16", "bfloat16")
-    half_products: bool = False
-    quantized: tuple[str, ...] = ("int8", "int4", "float8")
-    opsets: tuple[int, ...] = ()
+    risk: str = (
+        ""  # The harm that opening an untrusted file may do, if it can do more than compute.
+    )
+    float32: bool = False  # Whether half precision of the model is written in float32.
+    any_size: bool = False  # Whether preprocessing inside the file takes images of any size.
+    companion: str = ""  # Suffix of a second file beside it.
+    precisions: tuple[str, ...] = ("float16", "bfloat16")  # Of stored weights, besides the model's.
+    half_products: bool = False  # Whether products may be in half precision, by `compute_dtype`.
+    quantized: tuple[str, ...] = ("int8", "int4", "float8")  # Modes of `model.quantize`.
+    opsets: tuple[int, ...] = ()  # Versions of its operations, the default last.
 
 
 def starts_with(*beginnings: bytes, at: int = 0) -> Callable[[Path], bool]:
@@ -80,25 +68,18 @@ def starts_with(*beginnings: bytes, at: int = 0) -> Callable[[Path], bool]:
 
 @dataclass(frozen=True)
 class Graph:
-    """The content of a file: optional transposition and preprocessing, then the network.
+    """The content of a file: optional transposition and preprocessing, then the network."""
 
-    `networks` are the network as "serve", and for other image sizes by their signatures.
-    `outputs` names its outputs and `classes` its classes, two for one sigmoid. `preprocessing` is
-    the layer that takes pixels, of `size`. `precision` is that of the stored weights,
-    `compute_dtype` half precision of the layers, and `top` the number of classes that a server's
-    signature returns.
-    """
-
-    networks: Mapping[str, keras.Model]
-    outputs: tuple[str, ...]
-    classes: tuple[str, ...] = ()
-    preprocessing: keras.layers.Layer | None = None
+    networks: Mapping[str, keras.Model]  # "serve", and for other image sizes by their signatures.
+    outputs: tuple[str, ...]  # Names.
+    classes: tuple[str, ...] = ()  # Names; two for one sigmoid.
+    preprocessing: keras.layers.Layer | None = None  # Takes pixels, of `size`.
     size: tuple[int | None, int | None] = (None, None)
     data_format: str = "channels_last"
-    precision: str | None = None
-    compute_dtype: str | None = None
+    precision: str | None = None  # Of the stored weights.
+    compute_dtype: str | None = None  # Half precision of the layers.
     opset: int | None = None
-    top: int = 0
+    top: int = 0  # Number of classes that a server's signature returns.
 
     @functools.cached_property
     def models(self) -> dict[str, keras.Model]:
@@ -231,12 +212,6 @@ def graph_of(
     return Graph(networks, (outputs,) if outputs else names, classes, layer, size, *arguments)
 
 
-def check(holds: bool, rule: str, received: Any) -> None:
-    """Raise a ValueError with the rule, "`x` must be ...", and `received`, unless it holds."""
-    if not holds:
-        raise ValueError(f"{rule} Received: {received!r}.")
-
-
 def _is_size(size):
     is_pair = isinstance(size, (tuple, list)) and len(size) == 2
     return is_pair and all(isinstance(side, int) and side > 0 for side in size)
@@ -311,6 +286,8 @@ def _set_activation(config, activation):
         inner = layer["config"]
         if "layers" in inner:
             return _set_activation(layer, activation)
+        rule = "`outputs` must be None for a model that does not end in its classifier."
+        check(layer["class_name"] != "Average", rule, inner["name"])
         if layer["class_name"] in ("Softmax", "Sigmoid"):
             kept = {name: inner[name] for name in ("name", "dtype") if name in inner}
             names = {"module": "keras.layers", "class_name": "Activation", "registered_name": None}

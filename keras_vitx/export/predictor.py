@@ -19,6 +19,7 @@ from keras_vitx.export.formats import existing_format, format_of
 from keras_vitx.export.record import read_record
 from keras_vitx.outputs import outputs_of
 from keras_vitx.preprocessing import ModelInput, Preprocessing
+from keras_vitx.text import check
 
 BATCH_SIZES = (1, 8, 32)
 
@@ -44,8 +45,8 @@ class Predictor:
         batch_sizes: Sequence[int] = BATCH_SIZES,
     ):
         sizes = sorted(set(batch_sizes))
-        if not sizes or not all(isinstance(size, int) and size > 0 for size in sizes):
-            raise ValueError(f"`batch_sizes` must be positive integers. Received: {batch_sizes!r}.")
+        are_positive = sizes and all(isinstance(size, int) and size > 0 for size in sizes)
+        check(are_positive, "`batch_sizes` must be positive integers.", batch_sizes)
         self.input, self.class_names, self.batch_sizes = input, tuple(class_names), tuple(sizes)
         # NumPy has no bfloat16; both sides cast float32 to it.
         self._run, self._dtype = run, "float32" if "float" in dtype else dtype
@@ -119,14 +120,10 @@ def predictor(
     if isinstance(model, (str, os.PathLike)):
         return _of_file(Path(model).expanduser(), batch_sizes, trust)
     outputs, images = outputs_of(model), ModelInput.of(model, any_size=True)
-    if images.channels not in (1, 3):
-        raise ValueError(
-            f"`model` must take images of 1 or 3 channels. Received: {images.channels}."
-        )
-    if outputs.kind == "logits" and outputs.classes == 1:
-        raise ValueError(
-            "`model` must end in a sigmoid, or several outputs. Received: one linear output."
-        )
+    rule = "`model` must take images of 1 or 3 channels."
+    check(images.channels in (1, 3), rule, images.channels)
+    rule = "`model` must end in a sigmoid, or several outputs."
+    check(outputs.kind != "logits" or outputs.classes > 1, rule, outputs)
     names, dtype = class_names(model, outputs.classes), model.inputs[0].dtype
     run = _compiled(model, outputs.probabilities)
     return Predictor(run, images, keras.backend.standardize_dtype(dtype), names, batch_sizes)
@@ -135,24 +132,22 @@ def predictor(
 def _compiled(model, probabilities) -> Callable[[np.ndarray], np.ndarray]:
     """Return a function of a batch that does not modify the model."""
     backend = keras.backend.backend()
-    if backend == "jax":
-        import jax
-
-        weights = [
-            [variable.value for variable in variables]
-            for variables in (model.trainable_variables, model.non_trainable_variables)
-        ]
-
-        @jax.jit
-        def call(weights, images):
-            outputs, _ = model.stateless_call(*weights, images, training=False)
-            return probabilities(outputs)
-
-        return lambda images: np.asarray(call(weights, images), "float32")
 
     def run(images):
         outputs = probabilities(model(keras.ops.convert_to_tensor(images), training=False))
         return keras.ops.cast(outputs, "float32")
+
+    if backend == "jax":
+        import jax
+
+        values = [variable.value for variable in model.variables]
+
+        @jax.jit
+        def call(values, images):
+            with keras.StatelessScope(zip(model.variables, values, strict=True)):
+                return run(images)
+
+        return lambda images: np.asarray(call(values, images))
 
     if backend == "tensorflow":
         import tensorflow as tf

@@ -11,6 +11,7 @@ from typing import Any
 
 from keras_vitx.export.graph import Format
 from keras_vitx.files import check_writable, move, remove_stale, temporary_beside
+from keras_vitx.text import check
 
 WRITTEN = ("saved_model.pb", "fingerprint.pb", "variables", "assets")
 """What TensorFlow writes into the directory of a SavedModel."""
@@ -107,10 +108,7 @@ def _is_of_the_system(path):
 
 def check_destination(path: Path, format: Format, overwrite: bool = False) -> None:
     """Check that a file of the format may be written to `path`."""
-    if not path.name:
-        raise ValueError(
-            f"`path` must be the name of a file or directory. Received: {str(path)!r}."
-        )
+    check(path.name, "`path` must be the name of a file or directory.", str(path))
     check_writable(path)
     remove_stale(path)
     if not path.exists() and not path.is_symlink():

@@ -27,7 +27,7 @@ from keras_vitx.preprocessing import IMAGENET_DEFAULT, ModelInput, Preprocessing
 from keras_vitx.text import nearest
 from keras_vitx.weights.catalog import CONSTRUCTORS
 from keras_vitx.weights.load import entry_of
-from keras_vitx.weights.names import Identity, Table, register
+from keras_vitx.weights.names import TABLES, Identity, Table
 
 Constructor = Callable[..., keras.Model]
 
@@ -112,7 +112,7 @@ def family(
         constructor.preprocessing = preprocessing
         constructor.data = {"input_shape": SHAPE}
         FAMILIES[constructor.__name__] = constructor
-        register(constructor.__name__, checkpoint or Table())
+        TABLES[constructor.__name__] = checkpoint or Table()
         return constructor
 
     return decorate

@@ -71,7 +71,7 @@ def convert(
     that lists all missing, unexpected and misshapen arrays, and the size in `sizes` that the file
     looks like; unless `strict`, only misshapen ones, and a file that fits nothing.
     """
-    entries = _entries(model, file.native, unnamed=True)
+    entries = _entries(model, file)
     ignored = (*IGNORED, "/grid") if file.native else IGNORED
     arrays = {name: array for name, array in file.arrays.items() if not name.endswith(ignored)}
 
@@ -112,7 +112,7 @@ def to_checkpoint(model) -> dict[str, np.ndarray]:
         ValueError: if a variable has no name in the family's checkpoints.
     """
     arrays = {}
-    for entry in _entries(model, native=False):
+    for entry in _entries(model):
         array = np.asarray(keras.ops.convert_to_numpy(entry.variable.value), "float32")
         grid = entry.positions and tuple(entry.positions.grid)
         arrays[entry.name] = np.ascontiguousarray(from_keras(array, entry.layout, grid))
@@ -122,23 +122,23 @@ def to_checkpoint(model) -> dict[str, np.ndarray]:
 def has_checkpoint_names(model) -> bool:
     """Return whether all variables have PyTorch names; those of LoRA and quantization don't."""
     try:
-        names = {entry.name for entry in _entries(model, native=False)}
+        names = {entry.name for entry in _entries(model)}
     except (ValueError, KeyError):  # No name, or a kernel of another rank.
         return False
     return len(names) == len(model.weights)
 
 
-def _entries(model, native: bool, unnamed: bool = False) -> list[_Entry]:
-    """Return an entry per variable; with `unnamed`, its path where no checkpoint has a name."""
-    entries = []
+def _entries(model, file: WeightsFile | None = None) -> list[_Entry]:
+    """Return an entry per variable; for a file, by its path where no checkpoint has a name."""
+    entries, native = [], file is not None and file.native
     for variable, path, layer in weights_of(model):
         try:
             name, layout = checkpoint_name(path, model.family)
         except ValueError:
-            if not native and not unnamed:
+            if file is None:
                 raise
             name, layout = path, "same"
-        if unnamed and layout == "kernel" and len(variable.shape) not in (2, 4):
+        if file is not None and layout == "kernel" and len(variable.shape) not in (2, 4):
             layout = "same"  # Of a layer that no checkpoint has.
         if variable.name == "embeddings" and hasattr(layer, "num_prefix_tokens"):
             layout = "positions" if layout == "same" else layout
@@ -190,18 +190,15 @@ def _grid(entry: _Entry, shape: tuple[int, ...], file: WeightsFile) -> Grid | No
 
 def _reads_rgb(entry: _Entry, shape: tuple[int, ...]) -> bool:
     """Return whether a kernel differs only in reading the three channels of color images."""
-    axis = 1 if entry.layout == "kernel" else 2
-    rgb = (*entry.shape[:axis], RGB, *entry.shape[axis + 1 :])
-    return entry.on_image and shape == rgb
+    own = entry.variable.shape
+    return entry.on_image and shape == shape_in_checkpoint((*own[:2], RGB, own[-1]), entry.layout)
 
 
 def _other_images(entry: _Entry, shape: tuple[int, ...]) -> Iterator[str]:
     """Tell in which images the convolution in a file differs from the model's, and how to adapt."""
     if len(shape) == 4:
-        in_torch = entry.layout == "kernel"
-        (channels, *sides), (own_channels, *own_sides) = (
-            one[1:] if in_torch else (one[2], *one[:2]) for one in (shape, entry.shape)
-        )
+        in_keras = to_keras(np.broadcast_to(np.float32(0), shape), entry.layout).shape
+        (*sides, channels, _), (*own_sides, own_channels, _) = in_keras, entry.variable.shape
         if channels != own_channels:
             counts = f"{channels} channels, the model's {own_channels}"
             yield f"Its images have {counts} (input_shape)."

@@ -14,6 +14,7 @@ from keras_vitx.files import is_being_moved
 from keras_vitx.outputs import class_names_of
 from keras_vitx.positions import Grid
 from keras_vitx.preprocessing import Preprocessing
+from keras_vitx.text import check
 
 LIBRARY = "keras_vitx"
 CONFIG = "config.json"
@@ -101,44 +102,42 @@ def from_config(config: Any) -> Description:
 
 
 def _description(source: str, *, model, grid, class_names, preprocessing) -> Description:
+    sides = grid if isinstance(grid, list) else []
+    names = class_names if isinstance(class_names, list) else [None]
+    is_grid = len(sides) == 2 and all(isinstance(side, Integral) and side > 0 for side in sides)
+    are_names = all(isinstance(name, str | Integral) for name in names)
     try:
-        if not isinstance(model, str):
-            raise ValueError(f"`model` must be a name. Received: {model!r:.100}.")
-        if grid is not None:
-            sides = grid if isinstance(grid, list) else []
-            if len(sides) != 2 or not all(isinstance(n, Integral) and n > 0 for n in sides):
-                raise ValueError(f"`grid` must be (rows, columns). Received: {grid!r:.100}.")
-            grid = tuple(grid)
-        if class_names is not None:
-            names = class_names if isinstance(class_names, list) else [None]
-            if not all(isinstance(name, str | Integral) for name in names):
-                raise ValueError(f"`class_names` must be names. Received: {class_names!r:.100}.")
-            class_names = tuple(map(str, names))
+        check(isinstance(model, str), "`model` must be a name.", model)
+        check(grid is None or is_grid, "`grid` must be (rows, columns).", grid)
+        check(class_names is None or are_names, "`class_names` must be names.", class_names)
         if preprocessing is not None:
             preprocessing = Preprocessing.of(preprocessing)
     except ValueError as error:
         raise FileError(f"The file's {source} can't be used: {error}") from error
-    return Description(model, grid, class_names, preprocessing)
+    names = None if class_names is None else tuple(map(str, names))
+    return Description(model, tuple(sides) or None, names, preprocessing)
 
 
-def is_model_directory(path: Path) -> bool:
-    """Return whether `path` is a directory with a `config.json`, also while `save` replaces it."""
+def writer_of(directory: Path) -> str | None:
+    """Return what wrote a directory, by its `config.json`: "keras_vitx", "Keras", "Transformers".
+
+    None without that file. Waits while `save` replaces the directory.
+    """
+    config = directory / CONFIG
     for _ in range(ATTEMPTS):
-        if (path / CONFIG).is_file():
-            return True
-        if not is_being_moved(path):
+        if config.is_file() or not is_being_moved(directory):
             break
         time.sleep(PAUSE)
-    return (path / CONFIG).is_file()
-
-
-def is_transformers_directory(path: Path) -> bool:
-    """Return whether `path` is a directory that Transformers wrote, by its `config.json`."""
+    if not config.is_file():
+        return None
     try:
-        config = json.loads((path / CONFIG).read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return False
-    return isinstance(config, dict) and "model_type" in config and "library_name" not in config
+        values = parse_json(config.read_bytes())
+    except (OSError, ValueError, RecursionError):  # `open_directory` raises the error.
+        return LIBRARY
+    names = values if isinstance(values, dict) else {}
+    if "class_name" in names:
+        return "Keras"
+    return "Transformers" if "model_type" in names and "library_name" not in names else LIBRARY
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote
 
+from keras_vitx.text import check
 from keras_vitx.weights.description import SAFETENSORS, FileError
 
 SCHEME = "hf://"
@@ -153,8 +154,8 @@ def upload(directory: Path, repository: str, names: Sequence[str], private: bool
     """
     from huggingface_hub import HfApi
 
-    if not re.fullmatch(f"{NAME}/{NAME}", repository):
-        raise ValueError(f'`repository` must be "owner/repo". Received: {repository!r}.')
+    is_name = re.fullmatch(f"{NAME}/{NAME}", repository)
+    check(is_name, '`repository` must be "owner/repo".', repository)
     try:
         api = HfApi()
         api.create_repo(repository, private=private, exist_ok=True)

@@ -104,16 +104,6 @@ def shards(path: Path) -> list[Path]:
     return [path.with_name(name) for name in sorted(names)]
 
 
-def is_keras_directory(directory: Path) -> bool:
-    """Return whether Keras wrote a directory, by `keras.saving.save_model(..., zipped=False)`."""
-    path = directory / CONFIG
-    try:
-        config = path.is_file() and parse_json(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return False
-    return isinstance(config, dict) and "class_name" in config
-
-
 def read_archive(path: Path) -> tuple[dict[str, Any], Path | io.BytesIO]:
     """Return the config and the weights of a `.keras` file, or of a directory written by Keras."""
     if path.is_dir():

@@ -1,7 +1,6 @@
 """Resolve the argument `weights=` to a file, and load it into a model."""
 
 import contextlib
-import functools
 import logging
 import os
 import re
@@ -9,20 +8,20 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import keras
 import numpy as np
 
+from keras_vitx.text import check
 from keras_vitx.weights.catalog import CHECKPOINTS, DATASETS, Checkpoint, find
 from keras_vitx.weights.convert import abbreviate, convert
 from keras_vitx.weights.description import (
     CONFIG,
     SAFETENSORS,
     from_config,
-    is_model_directory,
-    is_transformers_directory,
     open_directory,
+    writer_of,
 )
 from keras_vitx.weights.hub import SCHEME, Address, check_hash, download, parse, shipped_path
-from keras_vitx.weights.keras_files import is_keras_directory
 from keras_vitx.weights.names import Sizes
 from keras_vitx.weights.reading import READERS, open_weights, suffix_of
 
@@ -47,8 +46,8 @@ def entry_of(
     """Return the catalog entry of `weights`, or None; like `resolve`, but without a download."""
     if weights is None:
         return None
-    if not isinstance(weights, str | os.PathLike):
-        raise ValueError(f"`weights` must be a name, a path or None. Received: {weights!r}.")
+    is_name_or_path = isinstance(weights, str | os.PathLike)
+    check(is_name_or_path, "`weights` must be a name, a path or None.", weights)
     text = os.fspath(weights)
     if text.startswith(SCHEME):
         address = parse(text)
@@ -114,53 +113,47 @@ def _download(address: Address, entry: Checkpoint | None) -> Path:
 
 def _local_file(text: str) -> LocalFile:
     path = Path(text).expanduser()
-    if is_keras_directory(path):
+    writer = writer_of(path)
+    if writer == "Keras":
         return LocalFile(text, path)
-    if is_transformers_directory(path):
+    if writer == "Transformers":
         if not (path / SAFETENSORS).is_file():
             raise FileNotFoundError(
                 f"weights={text!r} is a directory of Transformers without {SAFETENSORS}: save the "
                 "model there in one such file, or give the path of another."
             )
         return LocalFile(text, path / SAFETENSORS)
-    in_directory = is_model_directory(path)
-    if path.is_dir() and not in_directory:
+    if writer is None and path.is_dir():
         raise IsADirectoryError(
             f"weights={text!r} is a directory without {CONFIG}: expected a weights file, or a "
             "directory written by keras_vitx.save or Keras."
         )
-    if not path.exists():
+    if writer is None and not path.exists():
         raise FileNotFoundError(f"weights={text!r}: there is no such file.")
     try:
-        if in_directory:
+        if writer:
             with open_directory(path) as (config, name, _):
                 from_config(config)
-            path = path / name
-        else:
-            _check_suffix(text, path.name)
+            return LocalFile(text, path / name, in_directory=True)
+        _check_suffix(text, path.name)
         # The authors' file names end in the first digits of the hash.
         digest = re.search(r"-([0-9a-f]{8})\.pth$", path.name)
         if digest and any((c.url or "").endswith(f"/{path.name}") for c in CHECKPOINTS):
-            about = path.stat()
-            _check_once(path, digest[1], about.st_size, about.st_mtime_ns)
+            check_hash(path, digest[1])
     except ValueError as error:
         raise ValueError(f"weights={text!r}: {error}") from error
-    return LocalFile(text, path, in_directory=in_directory)
-
-
-@functools.lru_cache
-def _check_once(path: Path, digest: str, size: int, modified: int) -> None:
-    check_hash(path, digest)
+    return LocalFile(text, path)
 
 
 def _check_suffix(weights: str, file: str) -> None:
-    if suffix_of(file) is None and file.endswith((".h5", ".hdf5")):
+    if suffix_of(file):
+        return
+    if file.endswith((".h5", ".hdf5")):
         raise ValueError(
             f"weights={weights!r} is of Keras's legacy format, which is not read. Save the weights "
             "by `model.save_weights` to a file that ends in .weights.h5."
         )
-    if suffix_of(file) is None:
-        raise ValueError(f"weights={weights!r} should end in one of: {', '.join(READERS)}.")
+    raise ValueError(f"weights={weights!r} should end in one of: {', '.join(READERS)}.")
 
 
 def load(
@@ -180,7 +173,7 @@ def load(
     """
     if source is None:
         return model
-    not_finite, path, name = [], source.path, source.path.name
+    path, name = source.path, source.path.name
     try:
         with contextlib.ExitStack() as stack:
             if source.in_directory:
@@ -203,13 +196,11 @@ def load(
                     f"The file names {len(names)} classes but has weights for {conversion.classes}."
                 )
             for variable, array in conversion.arrays:
-                if not np.isfinite(array).all():
-                    not_finite.append(variable.path)
                 variable.assign(array)
     except ValueError as error:
         location = "" if str(source.path) == source.weights else f" ({source.path})"
         raise ValueError(f"weights={source.weights!r}{location}: {error}") from error
-    warn_not_finite(not_finite, source.weights)
+    warn_not_finite(model, source.weights)
     if description is not None:
         if description.preprocessing is not None:
             model.preprocessing = description.preprocessing.for_channels(model.input_shape[-1])
@@ -244,8 +235,10 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(abbreviate(names)) or "none"
 
 
-def warn_not_finite(paths: Sequence[str], source: str) -> None:
-    """Log a warning about variables from `source` with values that are not finite."""
+def warn_not_finite(model, source: str) -> None:
+    """Log a warning if weights of a model, loaded from `source`, are not finite."""
+    values = ((each.path, keras.ops.convert_to_numpy(each.value)) for each in model.weights)
+    paths = [path for path, value in values if not np.isfinite(value.astype("float32")).all()]
     if paths:
         logger.warning(
             "%s: %d variables hold NaN or infinite values, and so may all predictions: %s.",

@@ -16,31 +16,22 @@ from keras_vitx.keras_internals import automatic_name, children, sublayers
 class Row(NamedTuple):
     """One rule of a rename table.
 
-    Attributes:
-        pattern: Regular expression for the whole path of a variable, after the replacement of
-            `Table.replacements` (so `blocks_7/` reads `blocks.7/`).
-        name: The name in the checkpoint, with `/` for a dot.
-        layout: Layout in the checkpoint: "same"; "kernel", outputs first; "positions", resampled if
-            the grids differ; "mixing", a 1 x 1 convolution; "depthwise", one kernel per channel;
-            "map", position embeddings as an image, channels first.
+    `layout` is that in the checkpoint: "same"; "kernel", outputs first; "positions", resampled if
+    the grids differ; "mixing", a 1 x 1 convolution; "depthwise", one kernel per channel; "map",
+    position embeddings as an image, channels first.
     """
 
-    pattern: str
-    name: str
+    pattern: str  # For the whole path, after `Table.replacements` (`blocks_7/` reads `blocks.7/`).
+    name: str  # In the checkpoint, with `/` for a dot.
     layout: str = "same"
 
 
 class Table(NamedTuple):
-    """The rename table of a family, from variable paths to checkpoint names.
+    """The rename table of a family, from variable paths to checkpoint names."""
 
-    `replacements` are as in `re.sub`, after which `rows` are tried, before the generic ones.
-    `mark` is a regular expression for variables of this family only, which identifies a file in
-    errors.
-    """
-
-    replacements: tuple[tuple[str, str], ...] = ()
-    rows: tuple[Row, ...] = ()
-    mark: str | None = None
+    replacements: tuple[tuple[str, str], ...] = ()  # As in `re.sub`, before all rows.
+    rows: tuple[Row, ...] = ()  # Tried before the generic ones.
+    mark: str | None = None  # Pattern of variables of this family only, for errors about files.
 
 
 GENERIC = Table(
@@ -63,12 +54,7 @@ GENERIC = Table(
 )
 
 TABLES: dict[str, Table] = {}
-"""The registered rename table of each family, by name."""
-
-
-def register(family: str, table: Table) -> None:
-    """Register the rename table of a family, by its name."""
-    TABLES[family] = table
+"""The rename table of each family, by name; `models.family` registers them."""
 
 
 # Suffixes of entries that are ignored: counters, and distances determined by the grid.
@@ -81,19 +67,12 @@ HEADS = ("head", "head_dist", "aux_head")
 _TO_KERAS = {2: (1, 0), 4: (2, 3, 1, 0)}
 
 
-class Weight(NamedTuple):
-    """A variable of a model, its path in the model, and the layer that has it."""
+def weights_of(model) -> list[tuple[Any, str, Any]]:
+    """Return (variable, path, layer that has it) for each of `model.weights`.
 
-    variable: Any
-    path: str
-    layer: Any
-
-
-def weights_of(model) -> list[Weight]:
-    """Return `model.weights` with their paths: the names of the layers around each, and its own.
-
-    Unlike `variable.path`, they do not depend on where the model was made, in a name scope or in
-    the `build` of another model, nor on how many layers Keras named before; see `renumber`.
+    The path is the names of the layers around the variable, and its own. Unlike `variable.path`, it
+    depends neither on where the model was made, in a name scope or in the `build` of another model,
+    nor on how many layers Keras named before; see `renumber`.
     """
     found: dict[int, tuple[str, Any]] = {}
     visited = set()
@@ -109,7 +88,7 @@ def weights_of(model) -> list[Weight]:
     visit(model, "")
     places = [found[id(variable)] for variable in model.weights]
     paths = renumber([path for path, _ in places], model)
-    return [Weight(v, paths[p], one) for v, (p, one) in zip(model.weights, places, strict=True)]
+    return [(v, paths[p], layer) for v, (p, layer) in zip(model.weights, places, strict=True)]
 
 
 def renumber(paths: Iterable[str], model) -> dict[str, str]:
@@ -159,9 +138,9 @@ def checkpoint_name(path: str, family: str) -> tuple[str, str]:
 def checkpoint_names(model) -> list[str]:
     """Return the names in a checkpoint of those of `model.weights` that have one."""
     names = []
-    for weight in weights_of(model):
+    for _, path, _ in weights_of(model):
         with contextlib.suppress(ValueError):
-            names.append(checkpoint_name(weight.path, model.family)[0])
+            names.append(checkpoint_name(path, model.family)[0])
     return names
 
 
@@ -205,15 +184,11 @@ def shape_in_checkpoint(
 
 
 class Identity(NamedTuple):
-    """The family and size of a network, from the names and shapes of its arrays.
+    """The family and size of a network, from the names and shapes of its arrays."""
 
-    `family` "ViT" stands for all families with the variables of a ViT; `depth` excludes class
-    blocks, and `dim` is the width of a token in the last stage.
-    """
-
-    family: str
-    depth: int
-    dim: int
+    family: str  # "ViT" stands for all families with its variables.
+    depth: int  # Without class blocks.
+    dim: int  # Width of a token in the last stage.
 
     def __str__(self):
         return f"a {self.family} of {self.depth} blocks, {self.dim} wide"

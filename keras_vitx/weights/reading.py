@@ -43,18 +43,13 @@ class StoredArray(NamedTuple):
 
 
 class WeightsFile(NamedTuple):
-    """An open file of weights.
-
-    `native` says that names and layouts are those of Keras, where the array "LAYER/grid" holds the
-    grid of position embeddings, `square` that all images were square, and `headless` that there is
-    no classifier.
-    """
+    """An open file of weights."""
 
     arrays: dict[str, StoredArray]
     description: Description | None = None
-    native: bool = False
-    square: bool = False
-    headless: bool = False
+    native: bool = False  # Names and layouts are Keras's; "LAYER/grid" is the grid of positions.
+    square: bool = False  # All images were square.
+    headless: bool = False  # There is no classifier.
 
     def grid_of(self, layer: str) -> Grid | None:
         """Return the grid of the positions of a layer, or None if the file does not tell it."""

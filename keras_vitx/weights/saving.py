@@ -1,4 +1,4 @@
-"""Saving and loading whole models: directories, hub repositories and `.keras` files."""
+"""Saving and loading whole models, in directories, repositories of the hub and `.keras` files."""
 
 import importlib.metadata
 import json
@@ -15,28 +15,31 @@ from typing import Any
 
 import keras
 import numpy as np
+from safetensors.numpy import save_file
 
 from keras_vitx.files import atomic_write, locked, remove_stale
 from keras_vitx.keras_internals import sublayers, without_values
 from keras_vitx.serialized import check_registered, objects_in
+from keras_vitx.text import check
 from keras_vitx.weights.card import image_processor, model_card
 from keras_vitx.weights.catalog import CONSTRUCTORS, checkpoints_of
-from keras_vitx.weights.convert import convert, has_checkpoint_names
+from keras_vitx.weights.convert import convert, has_checkpoint_names, to_checkpoint
 from keras_vitx.weights.description import (
     CONFIG,
     KERAS_WEIGHTS,
     LIBRARY,
     SAFETENSORS,
     from_config,
-    is_model_directory,
+    metadata_of,
     open_directory,
     read_config,
+    writer_of,
 )
 from keras_vitx.weights.hub import SCHEME, Address, download, parse, upload
-from keras_vitx.weights.keras_files import is_keras_directory, open_checked_h5, read_archive
+from keras_vitx.weights.keras_files import open_checked_h5, read_archive
 from keras_vitx.weights.load import warn_not_finite
 from keras_vitx.weights.reading import as_value_error, open_weights
-from keras_vitx.weights.save import save_safetensors
+from keras_vitx.weights.torch_files import import_torch
 
 # The classes of Keras that a config may name, by their modules. Of layers, the kinds that only
 # compute: others can run code from their config, or open files named in it.
@@ -48,6 +51,7 @@ _PLAIN = re.compile(
 )
 
 CARD, PREPROCESSOR = "README.md", "preprocessor_config.json"
+OWN_FILES = (CONFIG, CARD, PREPROCESSOR, SAFETENSORS, KERAS_WEIGHTS)
 
 MAX_RATIO, SMALL = 8, 1 << 26
 """Bytes that a model's weights may take: times those of their file, or of a file of any size."""
@@ -89,25 +93,18 @@ def save(
             registered with Keras.
         OSError: if the directory is not empty or can't be written.
     """
-    if not _is_chain(model):
-        raise ValueError(
-            f"`model` must be a model of keras_vitx (a Chain). Received: {type(model).__name__}."
-        )
+    rule = "`model` must be a model of keras_vitx (a Chain)."
+    check(_is_chain(model), rule, type(model).__name__)
     for name, words in (("dataset", dataset), ("license", license)):
-        if words is not None and not isinstance(words, str):
-            raise ValueError(f"`{name}` must be a string or None. Received: {words!r}.")
+        check(isinstance(words, str | None), f"`{name}` must be a string or None.", words)
     if accuracy is not None:
-        if not isinstance(accuracy, numbers.Real) or not 0 <= accuracy <= 1:
-            raise ValueError(f"`accuracy` must be a fraction from 0 to 1. Received: {accuracy!r}.")
-        if not dataset:
-            raise ValueError("`accuracy` needs `dataset`, the name of the data it was measured on.")
+        is_fraction = isinstance(accuracy, numbers.Real) and 0 <= accuracy <= 1
+        check(is_fraction, "`accuracy` must be a fraction from 0 to 1.", accuracy)
+        check(dataset, "`dataset` must name the data on which `accuracy` was measured.", dataset)
         accuracy = float(accuracy)
     recipe = _as_data(recipe)
-    if os.fspath(directory).startswith(SCHEME):
-        raise ValueError(
-            "`directory` must be a directory, which `keras_vitx.push(directory, repository)` puts "
-            f"on the hub. Received: {directory!r}."
-        )
+    rule = "`directory` must be a directory; `keras_vitx.push` puts it on the hub."
+    check(not os.fspath(directory).startswith(SCHEME), rule, directory)
     directory = Path(directory).expanduser().resolve()
     if directory.exists() and not directory.is_dir():
         raise NotADirectoryError(f"`directory` is a file: {directory}.")
@@ -147,13 +144,11 @@ def save(
             temporary.mkdir()
             if directory.exists():
                 # A copy of the other files, so that a failure leaves the directory unchanged.
-                files = {CONFIG, CARD, PREPROCESSOR, SAFETENSORS, KERAS_WEIGHTS}
-                ignore = {os.fspath(directory): files}
                 shutil.copytree(
                     directory,
                     temporary,
                     symlinks=True,
-                    ignore=lambda here, _: ignore.get(str(here), ()),
+                    ignore=lambda here, _: OWN_FILES if here == os.fspath(directory) else (),
                     dirs_exist_ok=True,
                 )
             for name, text in texts.items():
@@ -188,12 +183,13 @@ def load(source: str | os.PathLike, custom_objects: Mapping[str, Any] | None = N
     """
     source, custom_objects = os.fspath(source), dict(custom_objects or {})
     path = Path(source).expanduser()
+    writer = writer_of(path)
     try:
         if source.startswith(SCHEME):
             model = _load_from_hub(parse(source), custom_objects)
-        elif is_keras_directory(path) or (path.suffix == ".keras" and not path.is_dir()):
+        elif writer == "Keras" or (path.suffix == ".keras" and not path.is_dir()):
             model = _load_archive(path, custom_objects)
-        elif is_model_directory(path) or path.is_dir():
+        elif writer or path.is_dir():
             with open_directory(path) as opened:
                 model = _from_config(*opened, custom_objects)
         elif path.suffix in (".h5", ".hdf5"):
@@ -207,12 +203,7 @@ def load(source: str | os.PathLike, custom_objects: Mapping[str, Any] | None = N
             )
     except ValueError as error:
         raise ValueError(f"{source}: {error}") from error
-    not_finite = [
-        variable.path
-        for variable in model.weights
-        if not np.isfinite(np.asarray(keras.ops.convert_to_numpy(variable.value), "float32")).all()
-    ]
-    warn_not_finite(not_finite, source)
+    warn_not_finite(model, source)
     return model
 
 
@@ -392,3 +383,75 @@ def _is_allowed(found: Any) -> bool:
     module = getattr(found, "__module__", None) or ""
     is_plain_class = isinstance(found, type) and _PLAIN.match(module) is not None
     return is_plain_class or module.partition(".")[0] == LIBRARY or module == _ACTIVATIONS
+
+
+def save_safetensors(
+    model,
+    path: str | os.PathLike,
+    dtype: str | None = None,
+    metadata: dict[str, str] | None = None,
+) -> None:
+    """Save a model's weights as safetensors, with the names of PyTorch checkpoints.
+
+    The metadata holds the model's name, family, grid, class names and preprocessing, which loading
+    restores.
+
+    Args:
+        model: A built model of this package.
+        path: Path of the file, ending in ".safetensors". It is written atomically.
+        dtype: None for float32, or "float16" for half the size, where vectors (biases, scales,
+            statistics) stay in float32.
+        metadata: Additional string metadata, such as the provenance.
+
+    Raises:
+        ValueError: if an argument is invalid, or a weight overflows float16.
+        OSError: if the file can't be written.
+    """
+    path = _check_path(path, ".safetensors")
+    known = (None, "float32", "float16")
+    check(dtype in known, f"`dtype` must be one of {known}.", dtype)
+    model_metadata, metadata = metadata_of(model), metadata or {}
+    are_strings = all(isinstance(each, str) for pair in metadata.items() for each in pair)
+    check(are_strings, "`metadata` must be strings by name.", metadata)
+    taken = sorted(metadata.keys() & model_metadata.keys())
+    check(not taken, f"`metadata` must not have the model's own {sorted(model_metadata)}.", taken)
+    tensors = to_checkpoint(model)
+    if dtype == "float16":
+        # Re-attention has variances of 1e-6, below float16's normal numbers, and means and biases
+        # near 0.5 that cancel to differences of 1e-3.
+        for name, array in tensors.items():
+            if array.ndim < 2:
+                continue
+            with np.errstate(over="ignore"):
+                tensors[name] = array.astype("float16")
+            rule = f"`dtype` must be 'float32' for {name}, which has numbers beyond 65504."
+            check(not np.isinf(tensors[name]).any(), rule, dtype)
+    with atomic_write(path) as temporary:
+        save_file(tensors, temporary, metadata={**model_metadata, **metadata})
+        # safetensors creates files that only their owner can read.
+        temporary.chmod(0o644)
+
+
+def save_torch(model, path: str | os.PathLike) -> None:
+    """Save a model's weights as a PyTorch state dict.
+
+    Args:
+        model: A built model of this package.
+        path: Path of the file, ending in ".pth". It is written atomically.
+
+    Raises:
+        ValueError: if `path` has another suffix.
+        ImportError: if PyTorch isn't installed.
+        OSError: if the file can't be written.
+    """
+    path = _check_path(path, ".pth")
+    torch = import_torch(f"Writing {path}")
+    state = {name: torch.from_numpy(array) for name, array in to_checkpoint(model).items()}
+    with atomic_write(path) as temporary:
+        torch.save(state, temporary)
+
+
+def _check_path(path: str | os.PathLike, suffix: str) -> Path:
+    path = Path(path).expanduser()
+    check(path.suffix == suffix, f"`path` must end in {suffix}.", str(path))
+    return path

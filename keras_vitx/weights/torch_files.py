@@ -5,6 +5,7 @@ size of a file bounds the memory.
 """
 
 import contextlib
+import pickle
 import pickletools
 import re
 import sys
@@ -104,7 +105,12 @@ def to_numpy(tensor: Any) -> np.ndarray:
 
 
 class _LeftOut:
-    """Stands for an object beside the weights, which is not made."""
+    """Stands for an object beside the weights, which is not made; notes how it is filled."""
+
+    filled_as: type | None = None  # PyTorch fills only plain dictionaries and lists.
+
+    def __new__(cls, *args):
+        return cls.filled_as() if cls.filled_as else super().__new__(cls)
 
     def __init__(self, *args):
         pass
@@ -112,23 +118,32 @@ class _LeftOut:
     def __setstate__(self, state):
         pass
 
+    def __setitem__(self, key, value):
+        type(self).filled_as = OrderedDict
 
-class _LeftOutDict:
-    """Stands for one that is filled like a dictionary; PyTorch fills only plain ones."""
+    def extend(self, items):
+        type(self).filled_as = list
 
-    def __new__(cls, *args):
-        return OrderedDict()
+    append = extend
 
 
-class _LeftOutList:
-    """Stands for one that is filled like a list."""
+class _DryRun(pickle.Unpickler):
+    """Reads a pickle with a class of its own for every object, and so runs none of its code."""
 
-    def __new__(cls, *args):
-        return []
+    def __init__(self, file: IO[bytes]):
+        super().__init__(file, encoding="latin1")
+        self.objects: dict[str, type[_LeftOut]] = {}
+
+    def find_class(self, module, name):
+        name = _checked(module, name)
+        return self.objects.setdefault(name, type(name, (_LeftOut,), {}))
+
+    def persistent_load(self, pid):
+        return None
 
 
 def _check_pickles(path: Path) -> tuple[bool, dict[str, type]]:
-    """Check a PyTorch file before unpickling: return whether it is a zip, and its `_objects`."""
+    """Check a PyTorch file before unpickling: return whether it is a zip, and its objects."""
     objects: dict[str, type] = {}
     with path.open("rb") as file, contextlib.ExitStack() as stack:
         is_zip = file.read(4) == b"PK\3\4"
@@ -150,44 +165,26 @@ def _check_pickles(path: Path) -> tuple[bool, dict[str, type]]:
                 raise ValueError(f"the checksum of {bad[:200]!r} is wrong")
             pickles = [archive.open(name) for name in archive.namelist() if name.endswith(".pkl")]
         for content in pickles:
-            objects |= _objects(content)
+            start = content.tell()
+            _check_operations(content)
+            content.seek(start)
+            dry_run = _DryRun(content)
+            dry_run.load()
+            objects |= dry_run.objects
     return is_zip, objects
 
 
-def _objects(content: IO[bytes]) -> dict[str, type]:
-    """Return the objects that a pickle names, with what stands for them if they are left out."""
-    found: dict[str, type] = {}
-    stack: list[Any] = []
-    memo: dict[int, Any] = {}
-    for opcode, argument, _ in pickletools.genops(content):
-        used = list(opcode.stack_before)
-        if pickletools.markobject in used:
-            while stack.pop() is not pickletools.markobject:
-                pass
-            used = used[: used.index(pickletools.markobject)]
-        taken = [stack.pop() for _ in used][::-1]
-        kind, value = opcode.name, argument if isinstance(argument, str) else None
-        if kind == "PROTO" and argument > 3:
+def _check_operations(content: IO[bytes]) -> None:
+    """Check a pickle for operations that take memory or objects from elsewhere than the file."""
+    for count, (opcode, argument, _) in enumerate(pickletools.genops(content)):
+        protocol = max(opcode.proto, argument if opcode.name == "PROTO" else 0)
+        if protocol > 3:
             raise FileError(
-                f"The file is refused: its pickle protocol is {argument}, and PyTorch reads 2 "
+                f"The file is refused: its pickle protocol is {protocol}, and PyTorch reads 2 "
                 "without running code. Save it with the default protocol of torch.save."
             )
-        if kind == "GLOBAL":
-            value = _checked(*argument.split(" "))
-            found.setdefault(value, _LeftOut)
-        elif kind == "MARK":
-            value = pickletools.markobject
-        elif "GET" in kind:
-            value = memo[argument]
-        elif "PUT" in kind:
-            memo[argument] = stack[-1]
-        elif taken and kind != "BINPERSID":
-            # The object that is made, or changed, is the first.
-            value = taken[0] if isinstance(taken[0], str) else None
-            if value in found and kind.startswith(("SETITEM", "APPEND")):
-                found[value] = _LeftOutDict if kind.startswith("SETITEM") else _LeftOutList
-        stack += [value] * len(opcode.stack_after)
-    return found
+        if opcode.name.startswith("EXT") or ("PUT" in opcode.name and int(argument) > count):
+            raise ValueError(f"{opcode.name} {argument} is none of PyTorch's")
 
 
 def _checked(module: str, name: str) -> str:

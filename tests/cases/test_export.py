@@ -3,8 +3,9 @@
 from concurrent.futures import ThreadPoolExecutor
 
 import keras
+import numpy as np
 import pytest
-from harness import FAMILIES, randomize
+from harness import FAMILIES, array, randomize, randomized
 
 import keras_vitx as kv
 
@@ -20,6 +21,26 @@ def test_a_sequential_model_around_a_network(tmp_path):
     for path in (tmp_path / "m.onnx", tmp_path / "saved_model"):
         exported = kv.export(model, path, outputs="logits", verbose=False)
         assert exported.outputs == ("logits",) and exported.difference <= 1e-5
+
+
+# keras-team/keras#2775, onnx/keras-onnx#570
+@pytest.mark.parametrize("activation", ["softmax", None])
+def test_the_average_of_networks(activation, tmp_path):
+    options = {"classifier_activation": activation}
+    networks = [randomized("ViT", depth=depth, name=f"vit_{depth}", **options) for depth in (1, 2)]
+    images = networks[0].input
+    model = keras.Model(images, keras.layers.Average()([each(images) for each in networks]))
+    picture = np.random.default_rng(0).integers(0, 256, model.input_shape[1:]).astype("uint8")
+    expected = model.predict(kv.preprocess_input([picture], model), verbose=0)
+    expected = expected if activation else array(keras.ops.softmax(expected))
+    ((*_, found),) = kv.predictor(model)(picture, top=1)[0]
+    assert found == pytest.approx(expected.max(), rel=1e-4)
+    outputs = "probabilities" if activation else "logits"
+    exported = kv.export(model, tmp_path / "model", verbose=False)
+    assert exported.outputs == (outputs,) and exported.difference <= 1e-5
+    other = "logits" if activation else "probabilities"
+    with pytest.raises(ValueError, match="`outputs` must be None for"):
+        kv.export(model, tmp_path / "other", outputs=other, verbose=False)
 
 
 # Unity-Technologies/ml-agents#4659, ultralytics/ultralytics#24092

@@ -1,8 +1,10 @@
 """Names of checkpoints, addresses on the hub, and paths of weights."""
 
-from harness import FAMILIES, ROOT
+import keras
+from harness import FAMILIES, ROOT, numbers
 
-from keras_vitx.weights import resolve
+import keras_vitx as kv
+from keras_vitx.weights import resolve, save_safetensors, save_torch
 
 BACKEND_FREE = True
 TOKEN = {"distillation_token": True}
@@ -22,6 +24,20 @@ def of(*arguments, **more):
 
 def name_classes(names):
     FAMILIES["Mixer"]().class_names = names
+
+
+def save(**options):
+    return lambda classifier, empty: kv.save(classifier, empty / "new", **options)
+
+
+def tensors(name="new.safetensors", **options):
+    return lambda classifier, empty: save_safetensors(classifier, empty / name, **options)
+
+
+def large(empty):
+    model = FAMILIES["Mixer"]()
+    model.get_layer("head").kernel.assign(numbers((8, 5), scale=1e6))
+    save_safetensors(model, empty / "new.safetensors", dtype="float16")
 
 
 ERRORS = {
@@ -49,6 +65,26 @@ ERRORS = {
         ),
         "CaiT_S24 with distillation_token=True has no public": of("imagenet", "CaiT_S24", **TOKEN),
         "`class_names` must be a list...Received: 'cat'": lambda: name_classes("cat"),
+        "`accuracy` must be ... 0 to 1...71.35": save(accuracy=71.35, dataset="cifar10"),
+        "`accuracy` must be ... 'high'": save(accuracy="high", dataset="cifar10"),
+        "`dataset` must name the data ... None": save(accuracy=0.5),
+        "`license` must be ... ['mit']": save(license=["mit"]),
+        "`recipe` must be ... 3": save(recipe=3),
+        "`recipe` must be ... <module 'keras'": save(recipe={"model": keras}),
+        "`directory` must be ... `keras_vitx.push": lambda classifier: kv.save(
+            classifier, "hf://owner/repo"
+        ),
+        "`model` must be ... 'Sequential'": lambda empty: kv.save(
+            keras.Sequential(), empty / "new"
+        ),
+        "`path` must end in .safetensors": tensors("new.bin"),
+        "`path` must end in .pth": lambda classifier, empty: save_torch(
+            classifier, empty / "a.bin"
+        ),
+        "`dtype` must be ... 'int8'": tensors(dtype="int8"),
+        "`metadata` must be ... {'epoch': 3}": tensors(metadata={"epoch": 3}),
+        "`metadata` must not have the model's ... ['grid']": tensors(metadata={"grid": "[2, 2]"}),
+        "`dtype` must be 'float32' for head.weight": large,
     },
     FileNotFoundError: {
         "weights='...absent.pth': there is no such file": lambda tmp_path: resolve(
@@ -58,6 +94,9 @@ ERRORS = {
     },
     IsADirectoryError: {
         "is a directory without config.json": lambda tmp_path: resolve(tmp_path),
+    },
+    NotADirectoryError: {
+        "'CaiT_S24' is not a directory. Give one, a .keras file": lambda: kv.load("CaiT_S24"),
     },
     OSError: {
         f"keep {size.lower()} at https://drive.google...its path": of("imagenet", size)

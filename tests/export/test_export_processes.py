@@ -22,10 +22,8 @@ def test_export_is_a_function():
     """As process pools, editors, and commands, whose names are imported when read, need it."""
     assert pickle.loads(pickle.dumps(kv.export)) is kv.export
     assert list(inspect.signature(kv.export).parameters)[:3] == ["model", "path", "format"]
-    assert kv.export.__doc__.startswith("Export a model") and kv.export.verify
     command = "import sys; sys.argv = ['keras-vitx']; import keras_vitx as kv; "
-    done = run_python(f"{command} print(callable(kv.fuse), type(kv.export).__name__)")
-    assert done.stdout.split() == ["True", "function"]
+    assert run_python(f"{command} print(type(kv.export).__name__)").stdout.split() == ["function"]
 
 
 def test_a_missing_package_is_named(classifier, tmp_path, monkeypatch):

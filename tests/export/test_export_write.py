@@ -159,9 +159,7 @@ def link(path):
 
 
 @pytest.mark.parametrize("format", ["saved_model", "onnx"])
-@pytest.mark.parametrize(
-    "make", [with_notes, link, Path.mkdir, lambda path: path.write_text("mine")]
-)
+@pytest.mark.parametrize("make", [with_notes, link, Path.mkdir])
 def test_nothing_of_the_user_is_replaced(make, format, classifier, tmp_path):
     path = tmp_path / f"model{FORMATS[format].suffix}"
     make(path)

@@ -39,7 +39,7 @@ from keras_vitx.layers import (
     MapLayer,
     ReAttention,
 )
-from keras_vitx.weights import save_safetensors, save_torch, saving
+from keras_vitx.weights import save_safetensors, saving
 
 backend_free = pytest.mark.backend_free
 
@@ -97,11 +97,7 @@ def mixed(policy):
 
 MODELS = {
     **FAMILIES,
-    "distilled": lambda: FAMILIES["ViT"](distillation_token=True),
-    "dense head": lambda: FAMILIES["RefinedViT"](dense_head=True),
     "no head": lambda: FAMILIES["CaiT"](include_top=False),
-    "pooled": lambda: FAMILIES["CaiT"](include_top=False, pooling="avg"),
-    "logits": lambda: FAMILIES["ConViT"](classifier_activation=None),
     "function": lambda: FAMILIES["ViT"](classifier_activation=keras.ops.sigmoid),
     "mixed": lambda: mixed("mixed_bfloat16"),
     "half": lambda: mixed("bfloat16"),
@@ -127,7 +123,7 @@ def directories(tmp_path_factory):
         model = MODELS[name]()
         if name not in IN_KERAS_FORMAT:
             randomize(model, 0.3)
-        if name not in ("no head", "pooled"):
+        if name != "no head":
             model.class_names = NAMES
         model.preprocessing = PREPROCESSING
         kv.save(model, root / name)
@@ -199,36 +195,27 @@ def test_the_card(directories, tmp_path):
     model.compile("adam", loss=lambda y, p: keras.ops.mean(p))
     recipe = kv.training.Recipe("short").replace(epochs=3)
     dataset = "<img src=x>\n\n# Not a heading | not a cell"
-    about = {"accuracy": np.float64(0.7135), "dataset": dataset, "license": "mit"}
-    kv.save(model, directory, recipe=recipe, **about)
+    kv.save(model, directory, recipe=recipe, accuracy=0.7135, dataset=dataset, license="mit")
     card = card_of(directory)
-    data = card.data.to_dict()
-    assert (data["license"], data["datasets"]) == ("mit", [dataset])
-    assert (data["library_name"], data["pipeline_tag"]) == ("keras_vitx", "image-classification")
     (result,) = card.data.eval_results
-    found = result.metric_type, result.metric_value, result.dataset_name
-    assert found == ("accuracy", 0.7135, dataset)
-    for said in (f"{model.count_params():,}", "16 x 16 x 3", "5 classes", "71.35%", "| mit |"):
-        assert said in card.text
+    assert (card.data.license, card.data.pipeline_tag) == ("mit", "image-classification")
+    assert (result.metric_value, result.dataset_name) == (0.7135, dataset)
+    assert "5 classes" in card.text and "71.35%" in card.text
     assert "<img" not in card.text and "\n# Not" not in card.text
     # The recipe in the files can be read back; how the model was compiled is not saved.
     config = json.loads((directory / "config.json").read_text())
     for read in (recipe_in(card), config["recipe"]):
         assert kv.training.Recipe.from_dict(read) == recipe
-    assert config["library_version"] == kv.__version__
     assert not kv.load(directory).compiled
 
-    kv.save(model, directory, recipe={"name": "```\n<script>"}, overwrite=True)
-    card = card_of(directory)
-    assert card.text.count("```") == 4 and recipe_in(card) == {"name": "```\n<script>"}
-    kv.save(model, directory, recipe="<script>", overwrite=True)
-    assert "<script" not in card_of(directory).text
-
-    card = card_of(directories("no head")[1])
-    data = card.data.to_dict()
+    for recipe in ({"name": "```\n<script>"}, "<script>"):
+        kv.save(model, directory, recipe=recipe, overwrite=True)
+        text = card_of(directory).text
+        assert text.count("```") == (4 if isinstance(recipe, dict) else 2)
+        assert ("<script" in text) == isinstance(recipe, dict)
+    data = card_of(directories("no head")[1]).data.to_dict()
     assert not {"license", "datasets", "metrics", "model-index"} & set(data)
     assert data["pipeline_tag"] == "image-feature-extraction"
-    assert card.text.count("not stated") == 3
 
 
 def test_the_card_says_what_fit_did(tmp_path, write_pictures):
@@ -243,14 +230,11 @@ def test_the_card_says_what_fit_did(tmp_path, write_pictures):
     for name, each in (("live", model), ("again", again)):
         kv.save(each, tmp_path / name)
         again = kv.load(tmp_path / name)
-    kv.save(again, tmp_path / "thrice")
-    for name in ("live", "again", "thrice"):
         card = card_of(tmp_path / name)
         for said in ("photos", "start.weights.h5", "3 classes: a, b, c", f"{accuracy:.2%}"):
             assert said in card.text
         assert str(tmp_path) not in card.content
         assert recipe_in(card)["name"] == "finetune"
-        assert [result.metric_value for result in card.data.eval_results] == [accuracy]
 
     # Neither the recipe's optimizer nor, of own batches, its augmentation was used.
     model.compile("sgd", "sparse_categorical_crossentropy", metrics=["accuracy"])
@@ -287,40 +271,6 @@ def test_the_image_processor_of_a_directory(saved, tmp_path):
     assert read["resample"] == Image.Resampling.BILINEAR
     kv.save(FAMILIES["CaiT"](input_shape=(16, 32, 3)), tmp_path / "wide")
     assert not (tmp_path / "wide" / "preprocessor_config.json").exists()
-
-
-def large_head():
-    """Make a model with numbers beyond float16."""
-    model = FAMILIES["Mixer"]()
-    model.get_layer("head").kernel.assign(np.full((8, 5), 1e6))
-    return model
-
-
-WRONG = {
-    "accuracy.*0 to 1.*71.35": lambda m: kv.save(m, "new", accuracy=71.35, dataset="cifar10"),
-    "accuracy.*high": lambda m: kv.save(m, "new", accuracy="high", dataset="cifar10"),
-    "accuracy.*dataset": lambda m: kv.save(m, "new", accuracy=0.5),
-    "license.*mit": lambda m: kv.save(m, "new", license=["mit"]),
-    "recipe.*3": lambda m: kv.save(m, "new", recipe=3),
-    "`recipe`.*keras": lambda m: kv.save(m, "new", recipe={"model": keras}),
-    "keras_vitx.push": lambda m: kv.save(m, "hf://owner/repo"),
-    "model.*Sequential": lambda m: kv.save(keras.Sequential(), "new"),
-    r"path.*\.safetensors": lambda m: save_safetensors(m, "new.bin"),
-    r"path.*\.pth": lambda m: save_torch(m, "new.safetensors"),
-    "int8": lambda m: save_safetensors(m, "new.safetensors", "int8"),
-    "metadata.*3": lambda m: save_safetensors(m, "new.safetensors", metadata={"epoch": 3}),
-    "grid": lambda m: save_safetensors(m, "new.safetensors", metadata={"grid": "[2, 2]"}),
-    r"head\.weight": lambda m: save_safetensors(large_head(), "new.safetensors", "float16"),
-}
-
-
-@backend_free
-@pytest.mark.parametrize("words", WRONG)
-def test_wrong_arguments_write_nothing(tmp_path, monkeypatch, words):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ValueError, match=words):
-        WRONG[words](FAMILIES["Mixer"]())
-    assert not list(tmp_path.iterdir())
 
 
 @backend_free
@@ -386,19 +336,17 @@ class Holding(MapLayer):
         return maps
 
 
-HELD = {
-    "booleans": np.tri(5, dtype=bool),
-    "half": np.arange(3, dtype="float16"),
-    "bfloat16": keras.ops.ones((2, 3), "bfloat16"),
-    "integers": np.arange(4, dtype="int64"),
-    "tensor": keras.ops.convert_to_tensor(numbers((2, 3))),
-    "not finite": np.array([np.nan, np.inf]),
-    "scalar": np.float32(0.5),
-    "nested": {"a": [np.ones(2), {"b": np.int64(3)}], "c": (1, 2), "d": "tests > none"},
-    "bytes": b"abc",
-    "slice": slice(1, None, 2),
-    "ellipsis": ...,
-}
+HELD = [
+    np.tri(5, dtype=bool),
+    np.arange(3, dtype="float16"),
+    keras.ops.ones((2, 3), "bfloat16"),
+    np.array([np.nan, np.inf]),
+    np.float32(0.5),
+    {"a": [np.ones(2), {"b": np.int64(3)}], "c": (1, 2), "d": "tests > none"},
+    b"abc",
+    slice(1, None, 2),
+    ...,
+]
 
 
 def test_plain_data_as_an_argument_of_your_layer(tmp_path):
@@ -415,18 +363,16 @@ def test_plain_data_as_an_argument_of_your_layer(tmp_path):
             assert one == other
 
 
-@pytest.mark.parametrize("kind", ["strings", "integers", "list"])
-def test_class_names_as_numpy_arrays(tmp_path, kind):
-    names = {"strings": np.array(NAMES), "integers": np.arange(5), "list": [*map(np.str_, NAMES)]}
+@pytest.mark.parametrize("names", [np.array(NAMES), np.arange(5), [*map(np.str_, NAMES)]], ids=str)
+def test_class_names_as_numpy_arrays(tmp_path, names):
     model = FAMILIES["CaiT"]()
-    model.class_names = names[kind]
+    model.class_names = names
     kv.save(model, tmp_path / "model")
     model.save(tmp_path / "model.keras")
-    expected = tuple(range(5)) if kind == "integers" else NAMES
     for path in (tmp_path / "model", tmp_path / "model.keras"):
-        assert kv.load(path).class_names == model.class_names == expected
+        assert kv.load(path).class_names == model.class_names == tuple(np.array(names).tolist())
     loaded = FAMILIES["CaiT"](weights=tmp_path / "model")
-    assert loaded.class_names == tuple(map(str, expected))
+    assert loaded.class_names == tuple(map(str, model.class_names))
 
 
 class Unregistered(MapLayer):
@@ -459,20 +405,15 @@ def test_what_is_not_registered_is_noticed_when_it_is_saved(tmp_path, caplog, na
     words = rf"`model` must be .*registered with Keras.*Received: {name}, not registered\. Decorate"
     with pytest.raises(ValueError, match=words):
         kv.save(model, tmp_path / "model")
-    before = outputs(model)
     with pytest.raises(ValueError, match=words):
         kv.fit(model, (IMAGES, np.zeros(2)), output=tmp_path / "run")
     assert not list(tmp_path.iterdir())
-    np.testing.assert_array_equal(outputs(model), before)
     model.save(tmp_path / "model.keras")
     assert f"Received: {name}, not registered" in caplog.text
-    caplog.clear()
-    FAMILIES["ViT"]().save(tmp_path / "plain.keras")
-    assert not caplog.records
 
 
 @backend_free
-def test_weights_that_do_not_fit_are_told(directories, directory, tmp_path):
+def test_weights_that_do_not_fit_are_told(directories, directory):
     weights = directory / "model.safetensors"
     kv.save(FAMILIES["CaiT"](classes=7), directory, overwrite=True)
     for name, words in (("CaiT", "5 classes"), ("ViT", "doesn't fit")):
@@ -483,9 +424,6 @@ def test_weights_that_do_not_fit_are_told(directories, directory, tmp_path):
         file.unlink()
         with pytest.raises(FileNotFoundError, match=re.escape(file.name)):
             kv.load(directory)
-    for absent in (tmp_path / "absent", "CaiT_S24"):
-        with pytest.raises(NotADirectoryError, match=str(absent)):
-            kv.load(absent)
 
 
 @backend_free
@@ -510,21 +448,14 @@ def test_a_model_from_the_hub(hub, directories, name, monkeypatch):
 
 
 @backend_free
-@pytest.mark.parametrize(
-    ("name", "arguments", "layer"),
-    [
-        ("deit_tiny_distilled_patch16_224.fb_in1k", {"distillation_token": True}, "dist_token"),
-        ("vit_tiny_patch16_224.augreg_in21k", {"classes": 21843}, "head"),
-    ],
-)
-def test_a_source_of_the_catalog(hub, tmp_path, name, arguments, layer):
-    expected = kv.ViT_Ti(**arguments)
+def test_a_source_of_the_catalog(hub, tmp_path):
+    name = "deit_tiny_distilled_patch16_224.fb_in1k"
+    expected = kv.ViT_Ti(distillation_token=True)
     save_safetensors(expected, tmp_path / "model.safetensors")
     hub(f"timm/{name}", tmp_path / "model.safetensors")
     model = kv.load(f"hf://timm/{name}")
     assert (model.name, model.preprocessing.crop_ratio) == ("ViT_Ti", 0.9)
-    found, wanted = (array(each.get_layer(layer).weights[0]) for each in (model, expected))
-    np.testing.assert_array_equal(found, wanted)
+    same_weights(model, expected)
 
 
 @backend_free
@@ -582,39 +513,22 @@ def test_a_directory_as_weights(directories, monkeypatch, caplog):
 
 
 @backend_free
-def test_a_directory_as_weights_is_strict(directories, directory, caplog):
+def test_a_directory_as_weights_is_strict(directories, directory):
     load = functools.partial(FAMILIES["CaiT"], weights=directory)
-    fewer = load(classes=3)
-    assert fewer.class_names is None and fewer.preprocessing == PREPROCESSING
-    assert "except the head's" in caplog.text
-    same_weights(fewer, kv.load(directory), but="head")
-    with pytest.raises(ValueError, match="doesn't fit"):
-        load(weights=directories("ViT")[1])
-    with pytest.raises(ValueError, match=r"(?s)weights=.*not floating-point"):
-        load(weights=directories("int8")[1])
-    edit(directory, edit_model(class_names=["a"]))
-    with pytest.raises(ValueError, match="names 1 classes"):
-        load()
-    edit(directory, edit_model(preprocessing={"std": [1.0]}))
-    with pytest.raises(ValueError, match=r"spoilt.*config\.json.*`mean`"):
-        load()
+    for name, words in (("ViT", "doesn't fit"), ("int8", r"(?s)weights=.*not floating-point")):
+        with pytest.raises(ValueError, match=words):
+            load(weights=directories(name)[1])
+    for values, words in (
+        ({"class_names": ["a"]}, "names 1 classes"),
+        ({"preprocessing": {"std": [1.0]}}, r"spoilt.*config\.json.*`mean`"),
+    ):
+        edit(directory, edit_model(**values))
+        with pytest.raises(ValueError, match=words):
+            load()
     edit(directory, edit_model(preprocessing=None))
     (directory / "model.safetensors").unlink()
     with pytest.raises(FileNotFoundError, match=r"lacks .*model\.safetensors"):
         load()
-
-
-@pytest.mark.parametrize("how", ["compiled", "int8"])
-def test_keras_files_that_keras_wrote(tmp_path, how):
-    path = tmp_path / "mine.keras"
-    model = adapted("int8") if how == "int8" else FAMILIES["RefinedViT"](drop_path=0.1)
-    if how == "compiled":
-        model.compile("adam", "sparse_categorical_crossentropy")
-        model.fit(IMAGES, np.zeros(2), verbose=0)
-    model.save(path)
-    loaded = kv.load(path)
-    assert not loaded.compiled
-    close(outputs(loaded), outputs(model), 1e-6)
 
 
 @backend_free
@@ -628,7 +542,7 @@ def test_weights_that_are_not_finite_are_noticed(tmp_path, caplog):
             caplog.clear()
             load(path)
             assert "1 variables hold NaN or infinite values" in caplog.text
-            assert "head/kernel" in caplog.text and str(path) in caplog.text
+            assert "head/kernel" in caplog.text
 
 
 SAVE_ON = """
@@ -679,9 +593,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 import keras
 import keras_vitx as kv
-models = [
-    kv.ViT(8, 1, 2, patch_size=8, input_shape=(16, 16, 3), classes=5) for _ in range(4)
-]
+models = [kv.ViT(8, 1, 2, patch_size=8, input_shape=(16, 16, 3), classes=5) for _ in range(4)]
 with ThreadPoolExecutor(4) as pool:
     list(pool.map(lambda i: kv.save(models[i], f"{sys.argv[1]}/{i}"), range(4)))
 keras.layers.StringLookup(vocabulary=["a"])

@@ -100,18 +100,11 @@ TORCH_FILES = {
         "model_ema": None,
     },
     "extras": lambda torch, s: {**extras(torch), "model": s},
-    "layers": lambda torch, s: {
-        "args": Settings(norm=functools.partial(torch.nn.LayerNorm, eps=1e-6), act=torch.nn.GELU),
-        "model": s,
-        "criterion": torch.nn.Linear(2, 2),
-    },
+    "layers": lambda torch, s: {"model": s, "criterion": torch.nn.Linear(2, 2)},
     "net": lambda torch, s: prefixed(s, "net."),
-    "module.model": lambda torch, s: {"weights": prefixed(s, "module.model.")},
     "averaged": lambda torch, s: {"n_averaged": torch.tensor(3), **prefixed(s, "module.")},
     "lightning": lambda torch, s: {
         "state_dict": {**prefixed(s, "backbone."), "criterion.weight": torch.ones(10)},
-        "pytorch-lightning_version": "2.5",
-        "hyper_parameters": Settings(lr=1e-3),
         "callbacks": {"best": {"best_model_score": torch.tensor(0.8)}},
     },
     "the same twice": lambda torch, s: {"student": s, "teacher": s},
@@ -136,20 +129,15 @@ def test_torch_files(torch, state, golden_model, tmp_path, content, suffix):
 
 
 @pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
-@pytest.mark.parametrize("nested", [True, False])
-def test_weights_that_a_file_holds_twice(torch, unused, state, tmp_path, suffix, nested):
+def test_weights_that_a_file_holds_twice(torch, unused, state, tmp_path, suffix):
     from safetensors.torch import save_file
 
-    copies = {name: {n: v.clone() for n, v in state.items()} for name in ("teacher", "student")}
-    content = {f"{one}.{name}": v for one in copies for name, v in copies[one].items()}
-    path = tmp_path / f"m{suffix}"
-    if suffix == ".pth":
-        torch.save(copies if nested else content, path)
-    else:
-        save_file(content, path)
+    copies = ("teacher.", "student.")
+    content = {one + name: v.clone() for one in copies for name, v in state.items()}
+    (torch.save if suffix == ".pth" else save_file)(content, tmp_path / f"m{suffix}")
     words = r"must hold the weights once\. Received: student\.\*, teacher\.\*\. Save the ones"
     with pytest.raises(ValueError, match=words):
-        load_weights(unused, path)
+        load_weights(unused, tmp_path / f"m{suffix}")
 
 
 def script(torch, path):
@@ -159,9 +147,7 @@ def script(torch, path):
 OTHER_TORCH_FILES = [
     (r"holds.*modules\.linear\.Linear.*state_dict", lambda t, p: t.save(t.nn.Linear(2, 2), p)),
     (r"holds.*modules\.linear\.Linear.*", lambda t, p: t.save({"model": t.nn.Linear(2, 2)}, p)),
-    ("not a plain checkpoint", lambda t, p: t.save([1, 2], p)),
     ("not a plain checkpoint", lambda t, p: t.save({"weight": "text"}, p)),
-    ("not a plain checkpoint", lambda t, p: t.save({"epoch": 3}, p)),
     (r"protocol is 4.*default", lambda t, p: t.save({"a": t.ones(1)}, p, pickle_protocol=4)),
     (r"TorchScript.*state_dict", script),
 ]
@@ -175,31 +161,23 @@ def test_torch_files_of_something_else(torch, unused, tmp_path, words, write):
     assert "\x1b" not in str(caught.value)
 
 
-def quantized(model, path):
-    """Write a model's matrices as integers."""
-    if path.suffix == ".h5":
-        model.quantize("int8")
-        return model.save_weights(path)
-    state = to_checkpoint(model)
-    if path.suffix == ".safetensors":
-        return save_file(
-            {n: v.astype("int8") if v.ndim == 2 else v for n, v in state.items()}, path
-        )
-    torch = pytest.importorskip("torch")
-    state = {name: torch.tensor(value) for name, value in state.items()}
-    for name, value in state.items():
-        if value.ndim == 2:
-            state[name] = torch.quantize_per_tensor(value, 0.1, 0, torch.qint8)
-    torch.save(state, path)
-
-
 @pytest.mark.parametrize(
     ("suffix", "dtype"), [(".weights.h5", "int8"), (".pth", "qint8"), (".safetensors", "I8")]
 )
 def test_quantized_files_say_so(unused, tmp_path, suffix, dtype):
-    quantized(make_tiny(), tmp_path / f"m{suffix}")
+    model, path = make_tiny(), tmp_path / f"m{suffix}"
+    tensors = {name: value for name, value in to_checkpoint(model).items() if value.ndim == 2}
+    if suffix == ".weights.h5":
+        model.quantize("int8")
+        model.save_weights(path)
+    elif suffix == ".safetensors":
+        save_file({name: value.astype("int8") for name, value in tensors.items()}, path)
+    else:
+        torch = pytest.importorskip("torch")
+        rounded = partial(torch.quantize_per_tensor, scale=0.1, zero_point=0, dtype=torch.qint8)
+        torch.save({name: rounded(torch.tensor(v)) for name, v in tensors.items()}, path)
     with pytest.raises(ValueError, match=rf"It is quantized \({dtype}\)"):
-        load_weights(unused, tmp_path / f"m{suffix}")
+        load_weights(unused, path)
 
 
 def around(model):
@@ -262,17 +240,12 @@ def test_without_torch_the_extra_is_named(unused, tmp_path, monkeypatch):
             call(unused, tmp_path / "file.pth")
 
 
-def test_prefixed_safetensors(golden_model, golden_tensors, file_of):
-    path = file_of(prefixed(golden_tensors, "model.module."))
-    same_weights(make_tiny(weights=path), golden_model)
-
-
 @pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
-def test_bfloat16(torch, state, golden_tensors, tmp_path, suffix):
+def test_bfloat16_behind_a_prefix(torch, state, golden_tensors, tmp_path, suffix):
     from safetensors.torch import save_file
 
     path = tmp_path / f"half{suffix}"
-    half = {name: value.to(torch.bfloat16) for name, value in state.items()}
+    half = {f"model.module.{name}": value.to(torch.bfloat16) for name, value in state.items()}
     (torch.save if suffix == ".pth" else save_file)(half, path)
     found = to_checkpoint(make_tiny(weights=path))["norm.weight"]
     np.testing.assert_allclose(found, golden_tensors["norm.weight"], rtol=1e-2)
@@ -302,99 +275,56 @@ def test_what_a_file_of_ours_restores(golden_file, tmp_path):
 
 
 def test_float16_has_half_the_size(golden_model, tmp_path):
-    half, whole = tmp_path / "half.safetensors", tmp_path / "whole.safetensors"
+    half = tmp_path / "half.safetensors"
     save_safetensors(golden_model, half, dtype="float16")
-    save_safetensors(golden_model, whole, dtype="float32")
-    assert half.stat().st_size < 0.6 * whole.stat().st_size
     loaded, expected = make_tiny(weights=half), to_checkpoint(golden_model)
+    assert half.stat().st_size < 0.6 * sum(value.nbytes for value in expected.values())
     assert {variable.dtype for variable in loaded.weights} == {"float32"}
     for name, found in to_checkpoint(loaded).items():
         kept = expected[name] if found.ndim < 2 else expected[name].astype("float16")
         np.testing.assert_array_equal(found, kept, err_msg=name)
 
 
-@pytest.fixture(scope="module")
-def keras_members(golden_model, tmp_path_factory):
-    """The members of the golden model's `.keras` file."""
-    path = tmp_path_factory.mktemp("keras") / "m.keras"
-    golden_model.save(path)
-    with zipfile.ZipFile(path) as file:
-        return {name: file.read(name) for name in file.namelist()}
-
-
-@pytest.fixture
-def repacked(keras_members):
-    """Write the golden model's `.keras` file with another config, repacked as a user might."""
-
-    def write(path, config):
-        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
-            for name, content in {**keras_members, "config.json": json.dumps(config)}.items():
-                file.writestr(name, content)
-        return path
-
-    return write
-
-
 ABOUT = {
-    "model": "a",
-    "family": "CaiT",
-    "grid": None,
-    "class_names": None,
-    "preprocessing": {"mean": [0.5] * 3, "std": [0.5] * 3},
+    "library": "keras_vitx",
+    **dict.fromkeys(("grid", "class_names", "preprocessing"), "null"),
+    "model": '"a"',
 }
-
-
-def about(**changes):
-    """Return the metadata of a safetensors file and the config of a `.keras` file."""
-    values = {**ABOUT, **changes}
-    layers = [{"config": {"grid": values["grid"]}}]
-    metadata = {"library": "keras_vitx"} | {key: json.dumps(one) for key, one in values.items()}
-    return metadata, {"config": {**values, "name": values["model"], "layers": layers}}
-
-
-NO_GRID = {key: value for key, value in about()[0].items() if key != "grid"}
 DESCRIPTIONS = [
-    ("`grid`", *about(grid=[0, 4])),
-    ("`grid`", *about(grid=[float("inf"), 4])),
-    ("`grid`", *about(grid="four")),
-    ("`class_names`", *about(class_names=5)),
-    ("`class_names`", *about(class_names=[["a"]])),
-    ("names 1 classes but has weights for 10", *about(class_names=["a"])),
-    ("`preprocessing`.*`mean`", *about(preprocessing={"std": [0.5] * 3})),
-    ("`std`", *about(preprocessing={"mean": [0.5] * 3, "std": "abc"})),
-    ("`preprocessing`", *about(preprocessing=[0.5])),
-    ("`model`", *about(model=None)),
-    ("metadata can't be used|config.json", NO_GRID, []),
-    ("metadata can't be used|config.json", NO_GRID | {"grid": "[" * 9999}, {}),
-    ("metadata can't be used|config.json", NO_GRID | {"grid": "four"}, {"config": []}),
-    ("metadata can't be used|config.json", NO_GRID, {"config": {"layers": 3}}),
+    ("`grid`", {"grid": "[0, 4]"}),
+    ("`grid`", {"grid": '"four"'}),
+    ("metadata can't be used", {"grid": "four"}),
+    ("metadata can't be used", {"grid": "[" * 9999}),
+    ("`class_names`", {"class_names": "5"}),
+    ("`class_names`", {"class_names": '[["a"]]'}),
+    ("names 1 classes but has weights for 10", {"class_names": '["a"]'}),
+    ("`preprocessing`.*`mean`", {"preprocessing": '{"std": [0.5]}'}),
+    ("`preprocessing`", {"preprocessing": "[0.5]"}),
+    ("`model`", {"model": "null"}),
 ]
 
 
-@pytest.mark.parametrize(("said", "metadata", "config"), DESCRIPTIONS)
-@pytest.mark.parametrize("kind", ["safetensors", "keras"])
-def test_a_wrong_description(
-    unused, golden_tensors, repacked, tmp_path, kind, said, metadata, config
-):
-    path = tmp_path / f"m.{kind}"
-    if kind == "safetensors":
-        save_file(golden_tensors, path, metadata)
-    else:
-        repacked(path, config)
-    with pytest.raises(ValueError, match=rf"m\.{kind}.*({said})") as error:
-        load_weights(unused, path)
+@pytest.mark.parametrize(("said", "change"), DESCRIPTIONS)
+def test_a_wrong_description(unused, golden_tensors, tmp_path, said, change):
+    save_file(golden_tensors, tmp_path / "m.safetensors", ABOUT | change)
+    with pytest.raises(ValueError, match=rf"m\.safetensors.*({said})") as error:
+        load_weights(unused, tmp_path / "m.safetensors")
     assert "\n" not in str(error.value) and len(str(error.value)) < 500
 
 
-def test_keras_files_are_not_built(golden_model, keras_members, repacked, tmp_path):
-    config = json.loads(keras_members["config.json"])
+def test_keras_files_are_not_built(golden_model, tmp_path):
+    path = tmp_path / "m.keras"
+    golden_model.save(path)
+    with zipfile.ZipFile(path) as file:
+        members = {name: file.read(name) for name in file.namelist()}
+    config = json.loads(members["config.json"])
     # If it were built, an unknown layer would be an error.
     config["config"]["layers"][2]["class_name"] = "Unknown"
-    config["config"]["layers"][2]["config"]["dim"] = 1 << 42
-    config["config"]["class_names"] = list("abcdefghij")
-    loaded = make_tiny(weights=repacked(tmp_path / "m.keras", config))
-    same_weights(loaded, golden_model)
-    assert tuple(loaded.class_names) == tuple("abcdefghij")
+    # Repacked, as a user might.
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
+        for name, content in {**members, "config.json": json.dumps(config)}.items():
+            file.writestr(name, content)
+    same_weights(make_tiny(weights=path), golden_model)
 
 
 @pytest.mark.parametrize("suffix", FORMATS)
@@ -429,18 +359,12 @@ def foreign_h5(path):
         file["vars/kernel"] = np.zeros(3)
 
 
-def foreign_zip(path):
-    with zipfile.ZipFile(path, "w") as file:
-        file.writestr("readme.txt", "nothing")
-
-
 @pytest.mark.parametrize(
     ("suffix", "write", "words"),
     [
         *((suffix, lambda path: path.write_bytes(b""), "is empty") for suffix in FORMATS),
         *((suffix, lambda path: path.write_text("<p>no</p>" * 99), "not a") for suffix in FORMATS),
         (".weights.h5", foreign_h5, r"another architecture"),
-        (".keras", foreign_zip, r"holds no config\.json"),
     ],
 )
 def test_files_of_another_format(unused, tmp_path, suffix, write, words):

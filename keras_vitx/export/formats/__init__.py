@@ -6,7 +6,7 @@ from pathlib import Path
 
 from keras_vitx.export.formats import litert, onnx, openvino, saved_model, stablehlo, torch
 from keras_vitx.export.graph import Format
-from keras_vitx.text import needs_extra
+from keras_vitx.text import check, needs_extra
 
 FORMATS: dict[str, Format] = {
     each.FORMAT.name: each.FORMAT
@@ -27,18 +27,14 @@ def format_to_write(path: Path, name: str | None) -> Format:
         raise ValueError(f"`format` must be one of these. Received: {name!r}.\n{_table()}")
     found = format_of(path)
     format = FORMATS[name] if name else found
-    if format is not found:
-        expected = f"end in {format.suffix}" if format.suffix else "not end in another's suffix"
-        raise ValueError(
-            f"`path` must {expected} for the format {format.name!r}. Received: {str(path)!r}."
-        )
+    expected = f"end in {format.suffix}" if format.suffix else "not end in another's suffix"
+    rule = f"`path` must {expected} for the format {format.name!r}."
+    check(format is found, rule, str(path))
     # A version, as in "photos-1.2", is no suffix.
-    if not (name or format.suffix) and any(map(str.isalpha, path.suffix)):
-        known = ", ".join(each.suffix for each in FORMATS.values() if each.suffix)
-        raise ValueError(
-            f"`path` must end in one of {known}, or without a suffix for a SavedModel (any name "
-            f'with format="saved_model"). Received: {str(path)!r}.'
-        )
+    is_version = not any(map(str.isalpha, path.suffix))
+    known = ", ".join(each.suffix for each in FORMATS.values() if each.suffix)
+    rule = f"`path` must end in one of {known}, or without a suffix for a SavedModel (any name "
+    check(name or format.suffix or is_version, f'{rule}with format="saved_model").', str(path))
     require(format)
     return format
 
