@@ -531,6 +531,18 @@ def test_a_directory_as_weights_is_strict(directories, directory):
         load()
 
 
+@pytest.mark.parametrize("how", ["compiled", "int8"])
+def test_keras_files_that_keras_wrote(tmp_path, how):
+    model = adapted("int8") if how == "int8" else FAMILIES["RefinedViT"](drop_path=0.1)
+    if how == "compiled":
+        model.compile("adam", "sparse_categorical_crossentropy")
+        model.fit(IMAGES, np.zeros(2), verbose=0)
+    model.save(tmp_path / "mine.keras")
+    loaded = kv.load(tmp_path / "mine.keras")
+    assert not loaded.compiled
+    close(outputs(loaded), outputs(model), 1e-6)
+
+
 @backend_free
 def test_weights_that_are_not_finite_are_noticed(tmp_path, caplog):
     model = FAMILIES["CaiT"]()

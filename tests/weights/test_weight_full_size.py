@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from harness import array, close, numbers
+from harness import array, close, numbers, same_weights
 
 import keras_vitx as kv
 from keras_vitx.weights import to_checkpoint
@@ -91,6 +91,11 @@ def test_logits_on_another_grid(timm, written, name):
     theirs.load_state_dict(state)
     ours = constructor(weights=path, input_shape=(*size, 3), classifier_activation=None, **in_ours)
     check_logits(ours, theirs, size)
+
+
+def test_context_broadcasting_starts_from_deit(written):
+    _, path = written("deit_tiny_patch16_224", **TWO)
+    same_weights(kv.ViT_Ti(weights=path, **TWO), kv.CBViT_Ti(weights=path, **TWO))
 
 
 @pytest.mark.parametrize("channels", (1, 2, 4, 7))

@@ -8,12 +8,14 @@ import shutil
 import threading
 
 import pytest
-from harness import same_weights
+from harness import run_python, same_weights
 from huggingface_hub import constants
+from safetensors.numpy import save_file
 from tiny import COMMIT, make_tiny
 
+import keras_vitx as kv
 from keras_vitx.preprocessing import IMAGENET_INCEPTION
-from keras_vitx.weights import catalog, load_weights, resolve
+from keras_vitx.weights import catalog, load_weights, resolve, to_checkpoint
 from keras_vitx.weights import hub as hub_module
 
 pytestmark = pytest.mark.backend_free
@@ -164,6 +166,31 @@ def test_a_hub_that_names_files_by_no_hash_is_refused(online, tmp_path, header, 
     with pytest.raises(ValueError, match=f"weights='hf:.*{header} must be hexadecimal"):
         resolve("hf://someone/cait")
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+WITHOUT_TORCH = """
+import sys
+class NoTorch:
+    def find_spec(self, name, *_):
+        if name.partition(".")[0] == "torch":
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, NoTorch())
+import keras
+import keras_vitx as kv
+model = kv.CaiT_XXS24(weights="imagenet")
+print(keras.backend.backend(), float(keras.ops.sum(model.get_layer("norm").gamma)))
+"""
+
+
+def test_imagenet_offline_on_jax_without_torch(hub, tmp_path, monkeypatch):
+    pytest.importorskip("jax")
+    tensors = to_checkpoint(kv.CaiT_XXS24())
+    tensors["norm.weight"][:] = range(192)
+    save_file(tensors, tmp_path / "model.safetensors")
+    hub("timm/cait_xxs24_224.fb_dist_in1k", tmp_path / "model.safetensors")
+    for name, value in {"OFFLINE": "1", "CACHE": str(tmp_path / "hub")}.items():
+        monkeypatch.setenv(f"HF_HUB_{name}", value)
+    assert run_python(WITHOUT_TORCH, backend="jax").stdout.split()[-2:] == ["jax", "18336.0"]
 
 
 @pytest.mark.parametrize("directory", ["keras_vitx/weights/files", "weights"])
