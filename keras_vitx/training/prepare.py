@@ -15,7 +15,7 @@ from keras_vitx.outputs import class_names_of
 from keras_vitx.preprocessing import Preprocessing
 from keras_vitx.text import shortened
 from keras_vitx.training.evaluate import Evaluator
-from keras_vitx.training.optimizer import AdamW, LayerwiseAdamW, Muon, make_schedule
+from keras_vitx.training.optimizer import AdamW, Muon, make_schedule
 from keras_vitx.training.recipe import Precision, Recipe
 from keras_vitx.training.resume import resumable_fit
 from keras_vitx.training.source import TrainingData
@@ -248,8 +248,7 @@ def make_optimizer(
     if recipe.algorithm == "muon":
         arguments["matrices"] = matrices_of(model)
         return Muon(adam_beta_1=recipe.beta_1, adam_beta_2=recipe.beta_2, **arguments)
-    adamw = AdamW if recipe.layer_decay is None else LayerwiseAdamW
-    return adamw(beta_1=recipe.beta_1, beta_2=recipe.beta_2, **arguments)
+    return AdamW(beta_1=recipe.beta_1, beta_2=recipe.beta_2, **arguments)
 
 
 def rate_factors(model: keras.Model, decay: float) -> tuple[float, ...]:

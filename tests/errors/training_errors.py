@@ -196,7 +196,7 @@ ERRORS = {
         "`accumulate_steps` must divide batch_size=64. Received: 3": lambda: make_optimizer(
             small(), Recipe("mine", accumulate_steps=3), 10
         ),
-        "`rate_factors` must have one factor per ... 2": lambda: training.optimizer.LayerwiseAdamW(
+        "`rate_factors` must have one factor per ... 2": lambda: training.AdamW(
             rate_factors=(1.0, 0.5, 0.5)
         ).build(small().trainable_variables),
         "`rate_factors` must have one factor per ... 4": lambda: training.optimizer.Muon(

@@ -4,8 +4,8 @@ import pytest
 from harness import BACKEND, FAMILIES, array, close, numbers, randomize
 from keras import ops
 
-from keras_vitx.training import Recipe
-from keras_vitx.training.optimizer import LayerwiseAdamW, Muon, has_muon
+from keras_vitx.training import AdamW, Recipe
+from keras_vitx.training.optimizer import Muon, has_muon
 from keras_vitx.training.prepare import make_optimizer, rate_factors
 from keras_vitx.training.run import ema_weights, optimizer_of
 
@@ -169,8 +169,7 @@ def test_rates_fall_toward_the_images(family):
     assert set(rate_factors(outer, 1)) == {1}
 
 
-# Under PyTorch, Keras's own is of a class that updates all variables at once.
-MADE = [({}, type(keras.optimizers.AdamW())), ({**LAYERS, "ema": 0.7}, LayerwiseAdamW)]
+MADE = [({}, AdamW), ({**LAYERS, "ema": 0.7}, AdamW)]
 MADE += [pytest.param({**LAYERS, "ema": 0.7, "algorithm": "muon"}, Muon, marks=needs_muon)]
 
 
@@ -226,7 +225,7 @@ def statistics(model):
 
 
 @pytest.mark.parametrize("size", (1e-3, 1e-7, 1e-9))
-@pytest.mark.parametrize("changes", ({}, LAYERS), ids=("AdamW", "LayerwiseAdamW"))
+@pytest.mark.parametrize("changes", ({}, LAYERS), ids=str)
 def test_small_gradients_move_as_in_pytorch(size, changes):
     """Epsilon is added to the corrected root, so a constant gradient moves at a constant speed."""
     model = two_layers()
