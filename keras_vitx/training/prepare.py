@@ -45,7 +45,16 @@ def apply_settings(model: keras.Model, recipe: Recipe) -> None:
             f"`crop_ratio` must be None without `preprocessing`. Received: {recipe.crop_ratio}."
         )
     if recipe.drop_path is not None:
-        set_drop_path(model, recipe.drop_path, recipe.drop_path_schedule)
+        chains = [
+            part for part in sublayers(model) if hasattr(part, "token_layout") and part.blocks
+        ]
+        if not chains:
+            raise ValueError(
+                "`drop_path` must be None for a model without a `Chain` of blocks. Received: "
+                f"{recipe.drop_path} for {model.name!r}."
+            )
+        for chain in chains:
+            chain.set_drop_path(recipe.drop_path, recipe.drop_path_schedule)
     if recipe.similarity is not None:
         set_similarity(model, recipe.similarity, recipe.similarity_depth or 1)
     if recipe.remat is not None:
@@ -55,20 +64,6 @@ def apply_settings(model: keras.Model, recipe: Recipe) -> None:
         model.preprocessing = preprocessing.replace(crop_ratio=recipe.crop_ratio)
     if recipe.precision is not None:
         set_precision(model, recipe.precision)
-
-
-def set_drop_path(model: keras.Model, rate: float, schedule: str = "linear") -> None:
-    """Set the rate of stochastic depth, linear from 0 or constant, except in class attention."""
-    blocks = [
-        block for block in blocks_of(model) if not hasattr(block.attention, "num_class_tokens")
-    ]
-    if not blocks:
-        raise ValueError(
-            f"`drop_path` must be None without blocks. Received: {rate} for {model.name!r}."
-        )
-    rates = np.linspace(0 if schedule == "linear" else rate, rate, len(blocks))
-    for block, block_rate in zip(blocks, rates, strict=True):
-        block.set_drop_path(float(block_rate))
 
 
 def set_similarity(model: keras.Model, weight: float, depth: int) -> None:
@@ -259,7 +254,8 @@ def rate_factors(model: keras.Model, decay: float) -> tuple[float, ...]:
     In a model without blocks, each layer with weights counts as one.
     """
     layers = [layer for layer in layers_of(model) if layer.trainable_variables]
-    blocks = [i for i, layer in enumerate(layers) if is_block(layer)] or range(1, len(layers))
+    blocks = [i for i, layer in enumerate(layers) if hasattr(layer, "set_drop_path")]
+    blocks = blocks or range(1, len(layers))
     last_block = max(blocks, default=0)
     depths = {}
     for index, layer in enumerate(layers):
@@ -340,9 +336,4 @@ def layers_of(model: keras.Model) -> Iterator[keras.layers.Layer]:
 
 def blocks_of(model: keras.Model) -> list[keras.layers.Layer]:
     """Return the blocks of a model in order, including those of nested models."""
-    return [layer for layer in layers_of(model) if is_block(layer)]
-
-
-def is_block(layer: keras.layers.Layer) -> bool:
-    """Return whether `layer` is a block of the zoo: residual branches with stochastic depth."""
-    return hasattr(layer, "set_drop_path")
+    return [layer for layer in layers_of(model) if hasattr(layer, "set_drop_path")]

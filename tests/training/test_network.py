@@ -8,7 +8,7 @@ from keras import ops
 
 from keras_vitx.keras_internals import sublayers
 from keras_vitx.training import Recipe, apply_settings, set_precision
-from keras_vitx.training.prepare import set_drop_path, set_similarity
+from keras_vitx.training.prepare import set_similarity
 
 IMAGES = numbers((8, 16, 16, 3))
 
@@ -22,16 +22,16 @@ def of_blocks(model, name):
 def test_as_if_built_with_that_rate(family):
     built, changed = (FAMILIES[family](drop_path=rate, name="model") for rate in (0.4, 0.0))
     plain = changed.get_config()
-    set_drop_path(changed, 0.4, "constant" if family == "CaiT" else "linear")
+    changed.set_drop_path(0.4, "constant" if family == "CaiT" else "linear")
     assert max(of_blocks(changed, "drop_path")) == 0.4
     assert changed.get_config() == built.get_config()
     assert len(changed.non_trainable_variables) == len(built.non_trainable_variables)
-    set_drop_path(built, 0.0)
+    built.set_drop_path(0.0)
     assert built.get_config() == plain
     assert not any(block.drop_path1.seed_generator for block in blocks(built))
     if family == "CaiT":  # Class attention is never dropped.
         model = FAMILIES[family](class_depth=2)
-        set_drop_path(model, 0.3, "constant")
+        model.set_drop_path(0.3, "constant")
         assert of_blocks(model, "drop_path") == [0.3] * (len(blocks(model)) - 2) + [0.0] * 2
 
 
@@ -46,7 +46,7 @@ def test_the_loop_over_depth_and_saved_files_keep_the_rates(tmp_path):
     """The same random numbers, in a loop and without one, and after loading."""
     model = FAMILIES["ViT"](depth=3, drop_path=0.0)
     randomize(model)
-    set_drop_path(model, 0.6)
+    model.set_drop_path(0.6)
     model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
     right = array(model(IMAGES))[np.arange(8), np.arange(8) % 5]
@@ -82,7 +82,9 @@ def test_settings_of_a_recipe():
     apply_settings(model, Recipe("mine"))
     assert model.get_config() == before
     recipe = Recipe("mine", similarity=0.1, similarity_depth=2, remat=True, crop_ratio=1.25)
-    apply_settings(model, recipe.replace(drop_path=0.2, drop_path_schedule="constant"))
+    apply_settings(model, recipe)
+    inside = keras.Sequential([keras.Input((16, 16, 3)), model])
+    apply_settings(inside, Recipe("mine", drop_path=0.2, drop_path_schedule="constant"))
     assert of_blocks(model, "drop_path") == [0.2] * len(blocks(model))
     assert of_blocks(model, "similarity") == [0, 0.05, 0.05]
     assert model.remat
