@@ -72,7 +72,7 @@ def results(directory: Path) -> dict[str, np.ndarray]:
 
     state = read_last_state(directory / "run" / "checkpoints")
     best = state["callbacks"]["BestCheckpoint"]["values"]
-    numbers = {**state["arrays"], **{f"result/{i}": array for i, array in enumerate(best)}}
+    numbers = dict(enumerate([*state["arrays"], *best]))
     numbers |= {f"random/{name}": np.array(str(value)) for name, value in state["random"].items()}
     for row in csv.DictReader((directory / "run" / "history.csv").open()):
         for name in row.keys() - {"seconds", "images_per_second"}:
