@@ -11,6 +11,14 @@ from keras_vitx.outputs import ModelSpec, outputs_of
 from keras_vitx.provenance import base_of
 from keras_vitx.serialized import check_registered
 from keras_vitx.training import recipes
+from keras_vitx.training.callbacks import (
+    BestCheckpoint,
+    StopAtNonFinite,
+    Throughput,
+    Validate,
+    check_callbacks,
+    verbosity,
+)
 from keras_vitx.training.devices import check_devices
 from keras_vitx.training.prepare import (
     Head,
@@ -22,16 +30,7 @@ from keras_vitx.training.prepare import (
 )
 from keras_vitx.training.recipe import Recipe
 from keras_vitx.training.resume import checkpoints_in, resumable_fit
-from keras_vitx.training.run import (
-    BestCheckpoint,
-    RunRecord,
-    StopAtNonFinite,
-    Throughput,
-    Validate,
-    check_callbacks,
-    name_of,
-    verbosity,
-)
+from keras_vitx.training.run import RunRecord, name_of
 from keras_vitx.training.source import fingerprint, open_data
 
 log = logging.getLogger(__name__)

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from harness import array
 
-from keras_vitx.training.run import BestCheckpoint, Throughput, draw_curves, verbosity
+from keras_vitx.training.callbacks import BestCheckpoint, Throughput, verbosity
+from keras_vitx.training.run import draw_curves
 
 ACCURACIES = [{"val_accuracy": a, "val_loss": 0.0} for a in (0.2, 0.8, 0.5, 0.8)]
 TIES = [{"val_accuracy": 0.5, "val_loss": a} for a in (0.62, 0.2, 0.18, 0.3)]

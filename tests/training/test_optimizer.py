@@ -5,9 +5,9 @@ from harness import BACKEND, FAMILIES, array, close, numbers, randomize
 from keras import ops
 
 from keras_vitx.training import AdamW, Recipe
+from keras_vitx.training.callbacks import ema_weights, optimizer_of
 from keras_vitx.training.optimizer import Muon, has_muon
 from keras_vitx.training.prepare import make_optimizer, rate_factors
-from keras_vitx.training.run import ema_weights, optimizer_of
 
 # Not decayed, and not matrices of the blocks.
 MIXES = {"proj_l", "proj_w", "reatten_matrix", "conv_exp", "conv_pro", "fc"}

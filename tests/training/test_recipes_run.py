@@ -8,7 +8,7 @@ from training.fitting import best_of, run_of, same_weights
 
 import keras_vitx as kv
 from keras_vitx.training import Recipe, list_recipes, recipes
-from keras_vitx.training.run import ema_weights
+from keras_vitx.training.callbacks import ema_weights
 
 LABELS = np.arange(24) % 5
 IMAGES = np.random.default_rng(0).integers(0, 256, (24, 20, 24, 3)).astype("uint8")
