@@ -181,14 +181,15 @@ class Task:
             return SigmoidCrossentropy(label_smoothing)
         return SmoothedCrossentropy(label_smoothing, from_logits=self.outputs.from_logits)
 
-    def metrics(self, top_5: bool = False, threshold: Any = None) -> list[keras.metrics.Metric]:
-        """Return new metrics; `top_5` adds the top-5 accuracy, for more than five classes.
+    def metrics(self, threshold: Any = None) -> list[keras.metrics.Metric]:
+        """Return new metrics, with more than five classes also the top-5 accuracy.
 
-        With `threshold`, the accuracy is that of `predicted`; None is 0.5, or the larger of two.
+        The accuracy is that of predictions above `threshold`; None is 0.5, or the larger of two.
         """
         metrics = keras.metrics
+        names = {"multi-label": "binary_accuracy", "regression": "mean_absolute_error"}
+        name = names.get(self.kind, "accuracy")
         if threshold is not None:
-            name = "binary_accuracy" if self.kind == "multi-label" else "accuracy"
             return [metrics.MeanMetricWrapper(self._accuracy_above(threshold), name)]
         accuracy, top_k = {
             "classes": (metrics.SparseCategoricalAccuracy, metrics.SparseTopKCategoricalAccuracy),
@@ -197,11 +198,8 @@ class Task:
             "multi-label": (metrics.BinaryAccuracy, None),
             "regression": (metrics.MeanAbsoluteError, None),
         }[self.kind]
-        names = {"multi-label": "binary_accuracy", "regression": "mean_absolute_error"}
-        instances = [accuracy(names.get(self.kind, "accuracy"))]
-        if top_5 and top_k is not None and self.outputs.classes > 5:
-            instances.append(top_k(5, "top_5_accuracy"))
-        return instances
+        has_top_5 = top_k is not None and self.outputs.classes > 5
+        return [accuracy(name), *([top_k(5, "top_5_accuracy")] if has_top_5 else [])]
 
     def check(self, labels: np.ndarray) -> None:
         """Raise a ValueError if the labels of a batch don't fit this task."""

@@ -192,7 +192,7 @@ def compile_for(model: keras.Model, data: TrainingData) -> Evaluator:
         task = data.task
         loss, changes["loss"] = task.loss(), task.loss(data.recipe.label_smoothing)
         if "metrics" not in arguments:
-            changes["metrics"] = task.metrics(top_5=True)
+            changes["metrics"] = task.metrics()
     if data.distillation is not None and not isinstance(loss, PerHead):
         changes["loss"] = data.distillation.loss(model, changes.get("loss", loss))
     if "optimizer" not in arguments:

@@ -296,7 +296,9 @@ def opened(source: Any, **arguments: Any) -> data.Dataset | data.Pipelines:
     several = isinstance(source, (tuple, list)) and len(source) in (2, 3)
     if is_batches(source) or (several and all(map(is_batches, source))):
         train, validation, test, *_ = *(source if several else [source]), None, None
-        return data.Pipelines(train, validation, names_with(train), test=test)
+        names = getattr(train, "class_names", None)  # As Keras's from directories have them.
+        names = None if names is None else tuple(map(str, names))
+        return data.Pipelines(train, validation, names, test=test)
     if isinstance(source, (data.Dataset, data.Pipelines)):
         return source
     return data.load_dataset(source, **arguments)
@@ -309,12 +311,6 @@ def is_batches(source: Any) -> bool:
     others = (str, os.PathLike, tuple, list, dict, np.ndarray, data.Dataset, Iterator)
     is_table = hasattr(source, "to_csv")  # A DataFrame, or a data set of Hugging Face.
     return isinstance(source, Iterable) and not isinstance(source, others) and not is_table
-
-
-def names_with(batches: Any) -> tuple[str, ...] | None:
-    """Return the class names of batches that have them, as Keras's from directories do."""
-    names = getattr(batches, "class_names", None)
-    return None if names is None else tuple(map(str, names))
 
 
 def are_numbers(class_names: Sequence[str]) -> bool:

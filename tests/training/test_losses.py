@@ -139,6 +139,6 @@ def test_the_task_its_loss_and_its_metrics(case):
 
 def test_accuracy_among_five():
     for labels in (np.array([0, 5]), np.eye(6)[[0, 5]]):
-        names = [m.name for m in task_of(Outputs("softmax", 6), labels).metrics(top_5=True)]
+        names = [m.name for m in task_of(Outputs("softmax", 6), labels).metrics()]
         assert names == ["accuracy", "top_5_accuracy"]
-    assert len(task_of(Outputs("softmax", 3), INTEGERS).metrics(top_5=True)) == 1
+    assert len(task_of(Outputs("softmax", 3), INTEGERS).metrics()) == 1
