@@ -15,6 +15,7 @@ import numpy as np
 
 from keras_vitx.files import atomic_write, write_csv
 from keras_vitx.provenance import digest_of
+from keras_vitx.text import shortened
 from keras_vitx.training.devices import is_chief, single_process
 from keras_vitx.training.resume import (
     assign_values,
@@ -64,8 +65,7 @@ class StopAtNonFinite(keras.callbacks.Callback):
         if hasattr(self.batches, "ids"):
             ids = [i for s in range(first - 1, self.step) for i in self.batches.ids(epoch, s)]
             images = [int(i) if isinstance(i, (int, np.integer)) else str(i) for i in ids]
-            more = ", ..." if len(images) > 8 else ""
-            message += f" Its images: {', '.join(map(str, images[:8]))}{more}."
+            message += f" Its images: {shortened(map(str, images), 8)}."
         error = FloatingPointError(message)
         error.images = images
         raise error

@@ -214,11 +214,7 @@ def make_optimizer(
         recipe: The recipe.
         steps_per_epoch: Number of batches per epoch of `model.fit`, each of
             `batch_size / accumulate_steps` images.
-
-    Raises:
-        ValueError: if `accumulate_steps` does not divide the batch.
     """
-    _ = recipe.part_of_batch  # Checks `accumulate_steps`.
     accumulate_steps, ema = recipe.accumulate_steps, recipe.ema
     updates = recipe.all_epochs * steps_per_epoch / accumulate_steps
     if ema is not None and updates * (1 - ema) < 3:

@@ -152,6 +152,11 @@ class Recipe:
                 f"`final_learning_rate` must be at most learning_rate={self.learning_rate}. "
                 f"Received: {self.final_learning_rate}."
             )
+        if self.batch_size % self.accumulate_steps:
+            raise ValueError(
+                f"`accumulate_steps` must divide batch_size={self.batch_size}. "
+                f"Received: {self.accumulate_steps}."
+            )
         if self.similarity and self.similarity_depth is None:
             raise ValueError("`similarity_depth` must be set with `similarity`. Received: None.")
         if self.result == "last" and self.patience is not None:
@@ -196,16 +201,7 @@ class Recipe:
 
     @property
     def part_of_batch(self) -> int:
-        """Number of images per forward pass: `batch_size / accumulate_steps`.
-
-        Raises:
-            ValueError: if `accumulate_steps` does not divide the batch.
-        """
-        if self.batch_size % self.accumulate_steps:
-            raise ValueError(
-                f"`accumulate_steps` must divide batch_size={self.batch_size}. "
-                f"Received: {self.accumulate_steps}."
-            )
+        """Number of images per forward pass: `batch_size / accumulate_steps`."""
         return self.batch_size // self.accumulate_steps
 
     def for_images(self, images: int, fixed: Collection[str] = ()) -> "Recipe":
@@ -266,7 +262,8 @@ class Recipe:
     def to_dict(self) -> dict[str, Any]:
         """Return the settings as JSON values, from which `from_dict` makes an equal recipe."""
         settings = {"name": self.name, "result": self.result, **self._groups()}
-        return json.loads(json.dumps(settings, default=_as_python))
+        # Numbers of NumPy are written as Python's.
+        return json.loads(json.dumps(settings, default=lambda number: number.item()))
 
     def _groups(self) -> dict[str, dict[str, Any] | None]:
         groups = {group: {n: getattr(self, n) for n in names} for group, names in GROUPS.items()}
@@ -359,10 +356,6 @@ def _check(name: str, value: Any) -> None:
     if not valid:
         none = ", or None" if optional else ""
         raise ValueError(f"`{name}` must be {expected}{none}. Received: {value!r}.")
-
-
-def _as_python(number: Real) -> int | float:
-    return int(number) if isinstance(number, Integral) else float(number)
 
 
 def _is_optional(name: str) -> bool:

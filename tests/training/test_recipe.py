@@ -177,7 +177,7 @@ def test_shipped_recipes(name):
     assert (smoke.epochs, smoke.batch_size) == (2, 8)
     changed = {"epochs", "warmup_epochs", "cooldown_epochs", "batch_size", "min_updates"}
     assert set(recipe.differences(smoke)) <= changed
-    assert recipe.replace(accumulate_steps=3).smoke().batch_size == 24
+    assert recipe.replace(batch_size=96, accumulate_steps=3).smoke().batch_size == 24
 
 
 # The peak of the learning rate, and settings.
