@@ -8,7 +8,6 @@ import keras
 import numpy as np
 
 from keras_vitx.losses import SigmoidCrossentropy, SmoothedCrossentropy
-from keras_vitx.preprocessing import ModelInput
 
 Kind = Literal["logits", "softmax", "sigmoid"]
 
@@ -53,13 +52,12 @@ def outputs_of(model: keras.Model) -> Outputs:
         shape = model.output_shape
     except AttributeError as error:  # Subclassed, or a Sequential that is not built.
         raise ValueError(
-            "`model` must be a built functional or sequential model. "
-            f"Received: {_described(model)}."
+            f"`model` must be a built functional or sequential model. Received: {described(model)}."
         ) from error
     if isinstance(shape, dict) or len(shape) != 2 or not isinstance(shape[-1], int):
         raise ValueError(
             "`model` must be a classifier, with one output of shape (batch, classes). "
-            f"Received: {_described(model)}, with output shape {shape}. Put pooling and a "
+            f"Received: {described(model)}, with output shape {shape}. Put pooling and a "
             "`keras.layers.Dense(classes)` on top."
         )
     for layer in _from_the_end(model):
@@ -75,13 +73,13 @@ def outputs_of(model: keras.Model) -> Outputs:
             name = getattr(activation, "__name__", activation)
             raise ValueError(
                 "The classifier's activation must be None (logits), 'softmax' or 'sigmoid'. "
-                f"Received: {name!r} in layer {layer.name!r} of {_described(model)}."
+                f"Received: {name!r} in layer {layer.name!r} of {described(model)}."
             )
         if classifies or kind != "logits":
             return Outputs(kind, shape[-1])
     raise ValueError(
         "`model` must end in a classifier (include_top=True, or a Dense of your own on top). "
-        f"Received: {_described(model)}, which ends in {layer.name!r} ({type(layer).__name__})."
+        f"Received: {described(model)}, which ends in {layer.name!r} ({type(layer).__name__})."
     )
 
 
@@ -101,56 +99,6 @@ def class_names_of(model: Any) -> tuple[str, ...] | None:
             return tuple(names)
         model = next(iter(getattr(model, "layers", ())[-1:]), None)
     return None
-
-
-@dataclass(frozen=True)
-class ModelSpec:
-    """What data and targets need to know of a model, for which it can stand in there.
-
-    `outputs` is None unless the model ends in a classifier. `heads` are the names in a last layer
-    of several. Only a `Chain` accepts several labels per image. The grids are the rows and columns
-    of patches after the patch embedding and after the last block, or None. Where `preprocessing` is
-    not known, it is None, and `unknown_images` says why.
-    """
-
-    name: str
-    input_shape: Any
-    output_shape: Any
-    preprocessing: Any
-    outputs: Outputs | None
-    is_chain: bool
-    heads: tuple[str, ...]
-    embedded_grid: tuple[int, int] | None
-    grid: tuple[int, int] | None
-    unknown_images: str | None = None
-
-    @classmethod
-    def of(cls, model: "keras.Model | ModelSpec") -> "ModelSpec":
-        """Read a model; a `ModelSpec` is returned unchanged."""
-        if isinstance(model, ModelSpec):
-            return model
-        layers = getattr(model, "layers", ())
-        grids = (layer.new_grid for layer in layers if hasattr(layer, "new_grid"))
-        try:
-            outputs = outputs_of(model)
-        except ValueError:
-            outputs = None
-        preprocessing = unknown = None
-        try:
-            preprocessing = ModelInput.of(model).preprocessing
-        except ValueError as error:
-            unknown = str(error)
-        return cls(
-            _described(model),
-            *(getattr(model, name, None) for name in ("input_shape", "output_shape")),
-            preprocessing,
-            outputs,
-            hasattr(model, "token_layout"),
-            tuple(getattr(layers[-1], "names", ())) if layers else (),
-            next(map(tuple, grids), None),
-            getattr(model, "grid", None),
-            unknown,
-        )
 
 
 TaskKind = Literal["classes", "distributions", "binary", "multi-label", "regression"]
@@ -271,5 +219,6 @@ def _from_the_end(model: keras.Model) -> Iterator[Any]:
             yield layer
 
 
-def _described(model):
+def described(model: keras.Model) -> str:
+    """Return the class and the name of a model, for an error message."""
     return f"{type(model).__name__} {getattr(model, 'name', model)!r}"

@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from keras_vitx.outputs import ModelSpec, outputs_of
+from keras_vitx.outputs import outputs_of
 from keras_vitx.provenance import base_of
 from keras_vitx.serialized import check_registered
 from keras_vitx.training import recipes
@@ -109,7 +109,7 @@ def fit(
     check_devices(devices, model)
     with RunRecord(output, resume, source) as run:
         data = open_data(
-            source, ModelSpec.of(model), recipe, settings, own_loss=own_loss, teacher=teacher,
+            source, model, recipe, settings, own_loss=own_loss, teacher=teacher,
             token_labels=token_labels, class_weight=class_weight, seed=seed, **arguments,
         )  # fmt: skip
         recipe, batches = data.recipe, data.batches

@@ -267,6 +267,9 @@ def test_crop_ratio():
     assert found["loss"] == kv.evaluate(model, source, "train")["loss"]
     model.preprocessing = before
     assert found["loss"] != kv.evaluate(model, source, "train")["loss"]
+    history = kv.fit(model, source, crop_ratio=0.5, result="last", **SHORT).history
+    right = kv.evaluate(model, source, "validation")["loss"]
+    assert history["val_loss"][-1] == pytest.approx(right, rel=1e-4)
 
 
 @backend_free
