@@ -1,6 +1,5 @@
 """What a model takes and returns: logits or probabilities, of which classes, for which task."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -60,7 +59,7 @@ def outputs_of(model: keras.Model) -> Outputs:
             f"Received: {described(model)}, with output shape {shape}. Put pooling and a "
             "`keras.layers.Dense(classes)` on top."
         )
-    for layer in _from_the_end(model):
+    for layer in reversed(layers_of(model)):
         follows = isinstance(layer, (keras.layers.Activation, keras.layers.Softmax))
         classifies = isinstance(layer, (keras.layers.Dense, keras.layers.EinsumDense)) or (
             hasattr(layer, "classes") and hasattr(layer, "activation")
@@ -209,14 +208,11 @@ def task_of(outputs: Outputs, labels: Any) -> Task:
     )
 
 
-def _from_the_end(model: keras.Model) -> Iterator[Any]:
-    """Yield the layers of a model in reverse order, including those of nested models."""
-    # The operations of a functional model include those that are not layers.
-    for layer in reversed(getattr(model, "operations", None) or model.layers):
-        if isinstance(layer, keras.Model):
-            yield from _from_the_end(layer)
-        else:
-            yield layer
+def layers_of(model: keras.Model) -> list[Any]:
+    """Return the layers of a model in order, including other operations and nested models'."""
+    layers = getattr(model, "operations", None) or model.layers
+    nested = (layers_of(layer) if isinstance(layer, keras.Model) else [layer] for layer in layers)
+    return [layer for group in nested for layer in group]
 
 
 def described(model: keras.Model) -> str:

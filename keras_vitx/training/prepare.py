@@ -2,7 +2,7 @@
 
 import logging
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import keras
@@ -11,7 +11,7 @@ import numpy as np
 from keras_vitx.data.predictions import imagenet_classes
 from keras_vitx.keras_internals import compile_arguments, sublayers
 from keras_vitx.losses import PerHead
-from keras_vitx.outputs import class_names_of
+from keras_vitx.outputs import class_names_of, layers_of
 from keras_vitx.preprocessing import Preprocessing
 from keras_vitx.text import shortened
 from keras_vitx.training.evaluate import Evaluator
@@ -160,7 +160,7 @@ def train_head(model: keras.Model, data: TrainingData, **settings: Any) -> None:
     if users_arguments(model):
         raise ValueError(f"`freeze_epochs` must be 0 for a compiled model. Received: {epochs}.")
     heads = {id(variable) for head in classifiers(model) for variable in head.variables}
-    trainable = [layer for layer in layers_of(model) if layer.trainable]
+    trainable = [layer for layer in layers_of(model) if getattr(layer, "trainable", False)]
     frozen = [layer for layer in trainable if heads.isdisjoint(map(id, layer.variables))]
     for layer in frozen:
         layer.trainable = False
@@ -249,7 +249,7 @@ def rate_factors(model: keras.Model, decay: float) -> tuple[float, ...]:
     i (from 1) and in layers between it and the next, and 1 after the last block (BEiT, Appendix).
     In a model without blocks, each layer with weights counts as one.
     """
-    layers = [layer for layer in layers_of(model) if layer.trainable_variables]
+    layers = [x for x in layers_of(model) if getattr(x, "trainable_variables", ())]
     blocks = [i for i, layer in enumerate(layers) if hasattr(layer, "set_drop_path")]
     blocks = blocks or range(1, len(layers))
     last_block = max(blocks, default=0)
@@ -287,9 +287,7 @@ def _is_loaded(model):
 
 def classifiers(model: keras.Model) -> list[keras.layers.Dense]:
     """Return the Dense layers with one output per class: one, or several in `DistilledHead`."""
-    last = model.layers[-1]
-    if isinstance(last, keras.Model):
-        return classifiers(last)
+    last = layers_of(model)[-1]
     layers = [last, *(getattr(last, name, None) for name in getattr(last, "names", ()))]
     layers = [layer for layer in layers if isinstance(layer, keras.layers.Dense)]
     if not layers:
@@ -319,15 +317,6 @@ def _initialize(model):
         for variable in layer.weights:
             if variable.name in initializers:
                 variable.assign(initializers[variable.name](variable.shape, variable.dtype))
-
-
-def layers_of(model: keras.Model) -> Iterator[keras.layers.Layer]:
-    """Yield the layers of a model in order, including those of nested models."""
-    for layer in model.layers:
-        if isinstance(layer, keras.Model):
-            yield from layers_of(layer)
-        else:
-            yield layer
 
 
 def blocks_of(model: keras.Model) -> list[keras.layers.Layer]:
