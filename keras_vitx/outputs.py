@@ -1,5 +1,6 @@
 """What a model takes and returns: logits or probabilities, of which classes, for which task."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -89,6 +90,15 @@ def kind_of(activation: Any) -> Kind | None:
     if isinstance(activation, keras.layers.Activation):
         activation = activation.activation
     return KINDS.get(keras.activations.get(activation))
+
+
+def reordered(threshold: Any, order: Sequence[int] | None) -> Any:
+    """Return the threshold of a model, per class or of the second of two, for another order."""
+    if threshold is None or order is None:
+        return threshold
+    if np.ndim(threshold):
+        return tuple(threshold[index] for index in order)
+    return threshold if list(order) == [0, 1] else 1 - threshold
 
 
 def class_names_of(model: Any) -> tuple[str, ...] | None:

@@ -13,7 +13,7 @@ from keras_vitx.data import load_dataset
 from keras_vitx.data.predictions import imagenet_classes
 from keras_vitx.data.sources.names import numbers_of
 from keras_vitx.files import write_csv
-from keras_vitx.outputs import class_names_of, outputs_of, task_of
+from keras_vitx.outputs import class_names_of, outputs_of, reordered, task_of
 from keras_vitx.preprocessing import ModelInput
 from keras_vitx.text import shortened
 from keras_vitx.training.batches import BatchTransform
@@ -177,8 +177,8 @@ def evaluate(
         that has images, of `"class"`, `"images"`, `"accuracy"` (the fraction of its images that
         were predicted), `"precision"` (the fraction of its predictions that were right, None
         without any) and `"most_confused_with"`, the most frequent wrong prediction, or None. With
-        `predictions`, `"labels"`, integers (n,) or 0 and 1 (n, classes), and `"probabilities"`,
-        (n, classes). For several models, such a dictionary by name.
+        `predictions`, `"labels"`, integers (n,) or 0 and 1 (n, classes), `"probabilities"`,
+        (n, classes), and `"class_names"`. For several models, such a dictionary by name.
 
     Raises:
         ValueError: if the model has no classifier, or the data fit neither it nor the arguments.
@@ -224,6 +224,7 @@ def evaluate(
             "`model.threshold` must be None without two classes or several labels per image. "
             f"Received: {threshold} for {outputs.classes} outputs."
         )
+    threshold = reordered(threshold, order)
     metrics = task.metrics(threshold)
     if getattr(source, "multiple_labels", False):
         metrics = [keras.metrics.MeanMetricWrapper(is_any_label, name="accuracy")]
@@ -244,7 +245,7 @@ def evaluate(
         if scores:
             results |= scores_of(found, threshold)
         if predictions:
-            results |= {"labels": found[0], "probabilities": found[1]}
+            results |= {"labels": found[0], "probabilities": found[1], "class_names": tuple(names)}
         if per_image is not None:
             files = _image_names(batches, len(found[0]))
             write_csv(rows_of(found, files, names, threshold), per_image)
@@ -294,10 +295,13 @@ def choose_threshold(
             f"{values.shape[1]} classes."
         )
     if labels.ndim == 1:
-        model.threshold = best_threshold(labels, values[:, 1], metric)
+        threshold = best_threshold(labels, values[:, 1], metric)
     else:
         columns = zip(labels.T, values.T, strict=True)
-        model.threshold = tuple(best_threshold(*column, metric) for column in columns)
+        threshold = tuple(best_threshold(*column, metric) for column in columns)
+    names, own = found["class_names"], class_names_of(model) or ()
+    order = [names.index(name) for name in own] if sorted(own) == sorted(names) else None
+    model.threshold = reordered(threshold, order)
     return model.threshold
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from keras_vitx.data.predictions import imagenet_classes
 from keras_vitx.keras_internals import compile_arguments, sublayers
 from keras_vitx.losses import PerHead
-from keras_vitx.outputs import class_names_of, layers_of
+from keras_vitx.outputs import class_names_of, layers_of, reordered
 from keras_vitx.preprocessing import Preprocessing
 from keras_vitx.text import shortened
 from keras_vitx.training.evaluate import Evaluator
@@ -143,9 +143,12 @@ def match_head(
             'The head was kept: whether its classes fit is unknown. head="fresh" reinitializes it.'
         )
     if change == "permuted":
-        _permute(model, [old.index(name) for name in new])
+        order = [old.index(name) for name in new]
+        _permute(model, order)
+        model.threshold = reordered(getattr(model, "threshold", None), order)
     elif change == "fresh":
         _initialize(model)
+        model.threshold = None
     if new is not None:
         model.class_names = new
     if change == "kept" and getattr(model, "head_loaded", None) is False:

@@ -22,6 +22,7 @@ from training.fitting import (
 )
 
 import keras_vitx as kv
+from keras_vitx.training.prepare import match_head
 
 NAMES = ("left", "right", "up", "down", "near", "far", "on", "off")
 backend_free = pytest.mark.backend_free
@@ -284,6 +285,36 @@ def test_the_thresholds_of_several_labels(tmp_path):
     rows = rows_of(tmp_path / "a.csv")
     assert all(row["right"] == "1" and row["label"] == row["prediction"] for row in rows)
     assert any("|" in row["label"] for row in rows)
+
+
+# scikit-learn/scikit-learn#12309, dotnet/machinelearning#3773
+@backend_free
+@pytest.mark.parametrize("several", (False, True))
+def test_thresholds_are_those_of_outputs_in_any_order_of_the_source(several, tmp_path):
+    images, _ = TRAIN
+    model, order = (small(3, "sigmoid"), [2, 0, 1]) if several else (small(2), [1, 0])
+    own = model.class_names = NAMES[: len(order)]
+    values = predict(model, images)
+    if several:
+        labels = values > np.diag(np.quantile(values, [0.3, 0.6, 0.8], axis=0))
+        labels = labels.astype("float32"), labels[:, order].astype("float32")
+    else:
+        labels = (values[:, 1] > np.quantile(values[:, 1], 0.8)).astype("int32")
+        labels = labels, 1 - labels
+    names = tuple(NAMES[i] for i in order)
+    sources = [
+        named(tmp_path / f"{given[0]}.npz", images, y, given)
+        for given, y in zip((own, names), labels, strict=True)
+    ]
+    for source in sources:
+        kv.training.choose_threshold(model, source, None)
+        for other in sources:
+            metrics = kv.evaluate(model, other)
+            assert metrics["binary_accuracy" if several else "accuracy"] == 1
+    assert match_head(model, names) == "permuted"
+    assert kv.evaluate(model, sources[0])["binary_accuracy" if several else "accuracy"] == 1
+    match_head(model, names[:1] + NAMES[5 : 4 + len(order)])
+    assert model.threshold is None
 
 
 @backend_free
