@@ -100,15 +100,18 @@ def set_precision(model: keras.Model, precision: Precision) -> None:
         precision: `"float32"`, `"mixed_bfloat16"` or `"mixed_float16"`.
 
     Raises:
-        ValueError: if `precision` is unknown.
+        ValueError: if `precision` is unknown, or not that of a quantized layer (`"mixed_float16"`).
     """
     precisions = typing.get_args(Precision)
     if precision not in precisions:
         raise ValueError(f"`precision` must be one of {precisions}. Received: {precision!r}.")
     classifier = set(map(id, sublayers(model.layers[-1])))
-    for layer in sublayers(model):
-        if id(layer) not in classifier:
-            layer.dtype_policy = precision
+    layers = [layer for layer in sublayers(model) if id(layer) not in classifier]
+    # A quantized layer stays so: its policy is `int8_from_float32`.
+    schemes = ["".join(layer.dtype_policy.name.rpartition("_from_")[:2]) for layer in layers]
+    policies = [keras.dtype_policies.get(scheme + precision) for scheme in schemes]
+    for layer, policy in zip(layers, policies, strict=True):
+        layer.dtype_policy = policy
 
 
 def match_head(
@@ -163,17 +166,19 @@ def train_head(model: keras.Model, data: TrainingData, **settings: Any) -> None:
     if users_arguments(model):
         raise ValueError(f"`freeze_epochs` must be 0 for a compiled model. Received: {epochs}.")
     heads = {id(variable) for head in classifiers(model) for variable in head.variables}
-    trainable = [layer for layer in layers_of(model) if getattr(layer, "trainable", False)]
-    frozen = [layer for layer in trainable if heads.isdisjoint(map(id, layer.variables))]
-    for layer in frozen:
-        layer.trainable = False
+    # What is frozen inside a layer, such as the kernels of LoRA, stays frozen.
+    states = [(each, each.trainable) for each in (*sublayers(model), *model.variables)]
+    for layer in layers_of(model):
+        if heads.isdisjoint(map(id, getattr(layer, "variables", ()))):
+            layer.trainable = False
     try:
         recipe = data.recipe.replace(epochs=epochs, cooldown_epochs=0, ema=None)
         compile_for(model, data._replace(recipe=recipe))
         resumable_fit(model, data.batches.train, epochs=epochs, directory=None, **settings)
     finally:
-        for layer in frozen:
-            layer.trainable = True
+        # A layer sets all that is inside it, which comes after it.
+        for each, trainable in states:
+            each.trainable = trainable
 
 
 def users_arguments(model: keras.Model) -> dict[str, Any]:

@@ -111,3 +111,18 @@ def test_the_precision_of_a_built_model(family, policy):
     set_precision(model, "float32")
     assert {part.dtype_policy.name for part in sublayers(model)} == {"float32"}
     np.testing.assert_array_equal(array(model(IMAGES)), exact)
+
+
+@pytest.mark.backend_free
+@pytest.mark.parametrize("scheme", ("int8", "int4"))
+def test_the_precision_of_a_quantized_model(scheme):
+    model = FAMILIES["ViT"]()
+    model.quantize(scheme)
+    exact = array(model(IMAGES))
+    set_precision(model, "mixed_bfloat16")
+    close(array(model(IMAGES)), exact, 0.05)
+    set_precision(model, "float32")
+    if scheme == "int8":  # Keras has no such policy.
+        with pytest.raises(ValueError, match="float16"):
+            set_precision(model, "mixed_float16")
+    np.testing.assert_array_equal(array(model(IMAGES)), exact)
