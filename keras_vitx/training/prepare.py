@@ -136,7 +136,7 @@ def match_head(
         else:
             change = "fresh"
             log.warning(
-                "The head was trained for other classes (%s) than the data's (%s) and was "
+                "The head was trained for other classes (%s) than the data's (%s) and is "
                 'reinitialized. head="keep" keeps it.',
                 shortened(old),
                 shortened(new),
@@ -144,6 +144,12 @@ def match_head(
     elif head == "match" and (old is None) != (new is None) and (old or _is_loaded(model)):
         log.warning(
             'The head was kept: whether its classes fit is unknown. head="fresh" reinitializes it.'
+        )
+    is_drawn = change == "fresh" or (change == "permuted" and outputs == 1)
+    if is_drawn and any(getattr(x, "quantization_mode", None) for x in classifiers(model)):
+        raise ValueError(
+            "`head` must be 'keep' for a quantized classifier, whose kernel can't be changed. "
+            f"Received: {head!r}, and other classes. Quantize the model after its training."
         )
     if change == "permuted":
         order = [old.index(name) for name in new]

@@ -62,6 +62,12 @@ def scaled():
     return (model := small()) and keras.Model(model.inputs, model(model.inputs[0] * 2))
 
 
+def quantized():
+    model = small()
+    model.quantize("int8")
+    return model
+
+
 def with_threshold():
     model = small(8)
     model.threshold = 0.3
@@ -113,6 +119,9 @@ ERRORS = {
         ),
         "`head` must be 'keep'": lambda: match_head(
             ends_in(keras.layers.Activation("softmax"), FAMILIES["CaiT"]()), tuple("abc"), "fresh"
+        ),
+        "`head` must be 'keep' for a quantized": lambda: match_head(
+            quantized(), ("up", "down"), "fresh"
         ),
         # evaluate
         "`split` must be ... Received: 'test'": lambda: evaluate(TRAIN, "test"),
