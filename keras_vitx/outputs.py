@@ -175,7 +175,8 @@ class Task:
                 labels = labels[:, 1:] if labels.ndim == 2 and labels.shape[1] == 2 else labels
                 values, labels = values[:, -1:], keras.ops.reshape(labels, (-1, 1))
             above = values > keras.ops.convert_to_tensor(threshold, values.dtype)
-            right = keras.ops.equal(above, labels > 0.5)
+            # `>` of TensorFlow compares only equal types.
+            right = keras.ops.equal(above, keras.ops.greater(labels, 0.5))
             return keras.ops.mean(keras.ops.cast(right, "float32"), axis=-1)
 
         return accuracy

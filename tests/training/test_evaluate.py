@@ -287,8 +287,7 @@ def test_the_thresholds_of_several_labels(tmp_path):
     assert any("|" in row["label"] for row in rows)
 
 
-# scikit-learn/scikit-learn#12309, dotnet/machinelearning#3773
-@backend_free
+# scikit-learn/scikit-learn#12309, dotnet/machinelearning#3773, tensorflow/addons#2526
 @pytest.mark.parametrize("several", (False, True))
 def test_thresholds_are_those_of_outputs_in_any_order_of_the_source(several, tmp_path):
     images, _ = TRAIN
