@@ -173,9 +173,10 @@ def train_head(model: keras.Model, data: TrainingData, **settings: Any) -> None:
         raise ValueError(f"`freeze_epochs` must be 0 for a compiled model. Received: {epochs}.")
     heads = {id(variable) for head in classifiers(model) for variable in head.variables}
     # What is frozen inside a layer, such as the kernels of LoRA, stays frozen.
-    states = [(each, each.trainable) for each in (*sublayers(model), *model.variables)]
-    for layer in layers_of(model):
-        if heads.isdisjoint(map(id, getattr(layer, "variables", ()))):
+    layers = sublayers(model)
+    states = [(each, each.trainable) for each in (*layers, *model.variables)]
+    for layer in layers:
+        if heads.isdisjoint(map(id, layer.variables)):
             layer.trainable = False
     try:
         recipe = data.recipe.replace(epochs=epochs, cooldown_epochs=0, ema=None)

@@ -345,12 +345,7 @@ class MixToken(BatchTransform):
     The box has the grid's proportions and the area $1 - \lambda$ with $\lambda \sim
     \mathrm{Beta}(\alpha, \alpha)$, around a uniform center and clipped at the border, as in
     `keras_vitx.data.Mixing`. It depends on the seed, the epoch and the index of the batch, and is
-    part of the labels:
-
-    ```python
-    model.compile("adamw", SmoothedCrossentropy(0.1), metrics=["accuracy"])
-    model.fit(MixToken(batches.train, model), validation_data=batches.validation)
-    ```
+    part of the labels of `model.fit(MixToken(batches.train, model))`.
 
     In training, accuracy refers to the label of the larger area. On several devices of
     PyTorch or TensorFlow, images are exchanged among those of one device.
