@@ -34,7 +34,7 @@ from keras_vitx import analysis, layers
 from keras_vitx.export.convert import run_file
 from keras_vitx.export.formats import FORMATS
 from keras_vitx.files import atomic_write
-from keras_vitx.training.optimizer import LayerwiseAdamW, WarmupCosine
+from keras_vitx.training.optimizer import AdamW, WarmupCosine
 
 HEADS, SIDE = 6, 98  # Images of CIFAR-10 have 7 x 7 patches.
 COLORS = kv.Preprocessing(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
@@ -243,7 +243,7 @@ def tune(options: argparse.Namespace, name: str, seed: int) -> dict[str, Any]:
     schedule = WarmupCosine(RATE, steps, 0.1 * steps, final_learning_rate=0.01 * RATE)
     is_new = [IS_ADDED.search(v.path) or "head/" in v.path for v in upper.trainable_variables]
     factors = [NEW_RATE / RATE if new else 1 for new in is_new]
-    upper.compile(LayerwiseAdamW(schedule, rate_factors=factors, global_clipnorm=1.0), LOSS)
+    upper.compile(AdamW(schedule, rate_factors=factors, global_clipnorm=1.0), LOSS)
     order = np.random.default_rng(seed).permutation(len(labels))[: steps * BATCH]
     start = time.process_time()
     upper.fit(tokens[order], labels[order], batch_size=BATCH, shuffle=False, verbose=0)

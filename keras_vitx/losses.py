@@ -23,8 +23,7 @@ class _Crossentropy(keras.losses.Loss):
         **kwargs: Any,
     ):
         super().__init__(name=name or self.own_name, **kwargs)
-        self.label_smoothing = label_smoothing
-        self.from_logits = from_logits
+        self.label_smoothing, self.from_logits = label_smoothing, from_logits
 
     def get_config(self):
         own = {"label_smoothing": self.label_smoothing, "from_logits": self.from_logits}
@@ -122,8 +121,7 @@ class SoftDistillation(keras.losses.Loss):
         super().__init__(name=name, **kwargs)
         if not temperature > 0:
             raise ValueError(f"`temperature` must be above 0. Received: {temperature!r}.")
-        self.temperature = temperature
-        self.from_logits = from_logits
+        self.temperature, self.from_logits = temperature, from_logits
 
     def call(self, y_true, y_pred):
         # The logarithms of probabilities are logits, up to a constant.
@@ -161,6 +159,7 @@ class PerHead(keras.losses.Loss):
         **kwargs: Any,
     ):
         super().__init__(name=name, **kwargs)
+        losses = {head: _deserialized(loss) for head, loss in losses.items()}
         if "head" not in losses:
             raise ValueError(f"`losses` must have a loss for 'head'. Received: {sorted(losses)}.")
         for head, loss in losses.items():
@@ -169,8 +168,7 @@ class PerHead(keras.losses.Loss):
                     "`losses` must have a `keras.losses.Loss` for each head. "
                     f"Received: {loss!r} for {head!r}."
                 )
-        self.losses = dict(losses)
-        self.weights = dict(weights or {})
+        self.losses, self.weights = losses, dict(weights or {})
 
     def call(self, y_true, y_pred):
         return self.losses["head"].call(y_true, y_pred)
@@ -179,12 +177,6 @@ class PerHead(keras.losses.Loss):
         losses = keras.saving.serialize_keras_object(self.losses)
         return {**super().get_config(), "losses": losses, "weights": self.weights}
 
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> "PerHead":
-        """Make the loss that `config` describes."""
-        losses = keras.saving.deserialize_keras_object(config["losses"])
-        return cls(**{**config, "losses": losses})
-
 
 @keras.saving.register_keras_serializable(package="keras_vitx")
 class FunctionLoss(keras.losses.Loss):
@@ -192,7 +184,7 @@ class FunctionLoss(keras.losses.Loss):
 
     def __init__(self, function: Any, name: str = "function_loss", **kwargs: Any):
         super().__init__(name=name, **kwargs)
-        self.function = function
+        self.function = _deserialized(function)
 
     def call(self, y_true, y_pred):
         return self.function(y_true, y_pred)
@@ -200,12 +192,6 @@ class FunctionLoss(keras.losses.Loss):
     def get_config(self):
         function = keras.saving.serialize_keras_object(self.function)
         return {**super().get_config(), "function": function}
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> "FunctionLoss":
-        """Make the loss that `config` describes."""
-        function = keras.saving.deserialize_keras_object(config["function"])
-        return cls(**{**config, "function": function})
 
 
 def as_loss(loss: Any) -> keras.losses.Loss:
@@ -218,6 +204,11 @@ def as_loss(loss: Any) -> keras.losses.Loss:
         )
     loss = keras.losses.get(losses[0])
     return loss if isinstance(loss, keras.losses.Loss) else FunctionLoss(loss)
+
+
+def _deserialized(value):
+    """Return what a config describes; other objects as they are."""
+    return keras.saving.deserialize_keras_object(value) if isinstance(value, dict) else value
 
 
 def _as_targets(labels, outputs):

@@ -1,6 +1,6 @@
 """What a model takes and returns: logits or probabilities, of which classes, for which task."""
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -8,7 +8,6 @@ import keras
 import numpy as np
 
 from keras_vitx.losses import SigmoidCrossentropy, SmoothedCrossentropy
-from keras_vitx.preprocessing import ModelInput
 
 Kind = Literal["logits", "softmax", "sigmoid"]
 
@@ -53,16 +52,15 @@ def outputs_of(model: keras.Model) -> Outputs:
         shape = model.output_shape
     except AttributeError as error:  # Subclassed, or a Sequential that is not built.
         raise ValueError(
-            "`model` must be a built functional or sequential model. "
-            f"Received: {_described(model)}."
+            f"`model` must be a built functional or sequential model. Received: {described(model)}."
         ) from error
     if isinstance(shape, dict) or len(shape) != 2 or not isinstance(shape[-1], int):
         raise ValueError(
             "`model` must be a classifier, with one output of shape (batch, classes). "
-            f"Received: {_described(model)}, with output shape {shape}. Put pooling and a "
+            f"Received: {described(model)}, with output shape {shape}. Put pooling and a "
             "`keras.layers.Dense(classes)` on top."
         )
-    for layer in _from_the_end(model):
+    for layer in reversed(layers_of(model)):
         if isinstance(layer, keras.layers.Average):
             inputs = [(keras.utils.get_source_inputs(each), each) for each in layer.input]
             members = {outputs_of(keras.Model(*one)) for one in inputs}
@@ -80,13 +78,13 @@ def outputs_of(model: keras.Model) -> Outputs:
             name = getattr(activation, "__name__", activation)
             raise ValueError(
                 "The classifier's activation must be None (logits), 'softmax' or 'sigmoid'. "
-                f"Received: {name!r} in layer {layer.name!r} of {_described(model)}."
+                f"Received: {name!r} in layer {layer.name!r} of {described(model)}."
             )
         if classifies or kind != "logits":
             return Outputs(kind, shape[-1])
     raise ValueError(
         "`model` must end in a classifier (include_top=True, or a Dense of your own on top). "
-        f"Received: {_described(model)}, which ends in {layer.name!r} ({type(layer).__name__})."
+        f"Received: {described(model)}, which ends in {layer.name!r} ({type(layer).__name__})."
     )
 
 
@@ -99,6 +97,15 @@ def kind_of(activation: Any) -> Kind | None:
     return KINDS.get(keras.activations.get(activation))
 
 
+def reordered(threshold: Any, order: Sequence[int] | None) -> Any:
+    """Return the threshold of a model, per class or of the second of two, for another order."""
+    if threshold is None or order is None:
+        return threshold
+    if np.ndim(threshold):
+        return tuple(threshold[index] for index in order)
+    return threshold if list(order) == [0, 1] else 1 - threshold
+
+
 def class_names_of(model: Any) -> tuple[str, ...] | None:
     """Return the `class_names` of a model, or of the model that is its last layer; None without."""
     while model is not None:
@@ -106,56 +113,6 @@ def class_names_of(model: Any) -> tuple[str, ...] | None:
             return tuple(names)
         model = next(iter(getattr(model, "layers", ())[-1:]), None)
     return None
-
-
-@dataclass(frozen=True)
-class ModelSpec:
-    """What data and targets need to know of a model, for which it can stand in there.
-
-    `outputs` is None unless the model ends in a classifier. `heads` are the names in a last layer
-    of several. Only a `Chain` accepts several labels per image. The grids are the rows and columns
-    of patches after the patch embedding and after the last block, or None. Where `preprocessing` is
-    not known, it is None, and `unknown_images` says why.
-    """
-
-    name: str
-    input_shape: Any
-    output_shape: Any
-    preprocessing: Any
-    outputs: Outputs | None
-    is_chain: bool
-    heads: tuple[str, ...]
-    embedded_grid: tuple[int, int] | None
-    grid: tuple[int, int] | None
-    unknown_images: str | None = None
-
-    @classmethod
-    def of(cls, model: "keras.Model | ModelSpec") -> "ModelSpec":
-        """Read a model; a `ModelSpec` is returned unchanged."""
-        if isinstance(model, ModelSpec):
-            return model
-        layers = getattr(model, "layers", ())
-        grids = (layer.new_grid for layer in layers if hasattr(layer, "new_grid"))
-        try:
-            outputs = outputs_of(model)
-        except ValueError:
-            outputs = None
-        preprocessing = unknown = None
-        try:
-            preprocessing = ModelInput.of(model).preprocessing
-        except ValueError as error:
-            unknown = str(error)
-        return cls(
-            _described(model),
-            *(getattr(model, name, None) for name in ("input_shape", "output_shape")),
-            preprocessing,
-            outputs,
-            hasattr(model, "token_layout"),
-            tuple(getattr(layers[-1], "names", ())) if layers else (),
-            next(map(tuple, grids), None),
-            getattr(model, "grid", None),
-            unknown,
-        )
 
 
 TaskKind = Literal["classes", "distributions", "binary", "multi-label", "regression"]
@@ -186,14 +143,15 @@ class Task:
             return SigmoidCrossentropy(label_smoothing)
         return SmoothedCrossentropy(label_smoothing, from_logits=self.outputs.from_logits)
 
-    def metrics(self, top_5: bool = False, threshold: Any = None) -> list[keras.metrics.Metric]:
-        """Return new metrics; `top_5` adds the top-5 accuracy, for more than five classes.
+    def metrics(self, threshold: Any = None) -> list[keras.metrics.Metric]:
+        """Return new metrics, with more than five classes also the top-5 accuracy.
 
-        With `threshold`, the accuracy is that of `predicted`; None is 0.5, or the larger of two.
+        The accuracy is that of predictions above `threshold`; None is 0.5, or the larger of two.
         """
         metrics = keras.metrics
+        names = {"multi-label": "binary_accuracy", "regression": "mean_absolute_error"}
+        name = names.get(self.kind, "accuracy")
         if threshold is not None:
-            name = "binary_accuracy" if self.kind == "multi-label" else "accuracy"
             return [metrics.MeanMetricWrapper(self._accuracy_above(threshold), name)]
         accuracy, top_k = {
             "classes": (metrics.SparseCategoricalAccuracy, metrics.SparseTopKCategoricalAccuracy),
@@ -202,11 +160,8 @@ class Task:
             "multi-label": (metrics.BinaryAccuracy, None),
             "regression": (metrics.MeanAbsoluteError, None),
         }[self.kind]
-        names = {"multi-label": "binary_accuracy", "regression": "mean_absolute_error"}
-        instances = [accuracy(names.get(self.kind, "accuracy"))]
-        if top_5 and top_k is not None and self.outputs.classes > 5:
-            instances.append(top_k(5, "top_5_accuracy"))
-        return instances
+        has_top_5 = top_k is not None and self.outputs.classes > 5
+        return [accuracy(name), *([top_k(5, "top_5_accuracy")] if has_top_5 else [])]
 
     def check(self, labels: np.ndarray) -> None:
         """Raise a ValueError if the labels of a batch don't fit this task."""
@@ -225,7 +180,8 @@ class Task:
                 labels = labels[:, 1:] if labels.ndim == 2 and labels.shape[1] == 2 else labels
                 values, labels = values[:, -1:], keras.ops.reshape(labels, (-1, 1))
             above = values > keras.ops.convert_to_tensor(threshold, values.dtype)
-            right = keras.ops.equal(above, labels > 0.5)
+            # `>` of TensorFlow compares only equal types.
+            right = keras.ops.equal(above, keras.ops.greater(labels, 0.5))
             return keras.ops.mean(keras.ops.cast(right, "float32"), axis=-1)
 
         return accuracy
@@ -268,15 +224,13 @@ def task_of(outputs: Outputs, labels: Any) -> Task:
     )
 
 
-def _from_the_end(model: keras.Model) -> Iterator[Any]:
-    """Yield the layers of a model in reverse order, including those of nested models."""
-    # The operations of a functional model include those that are not layers.
-    for layer in reversed(getattr(model, "operations", None) or model.layers):
-        if isinstance(layer, keras.Model):
-            yield from _from_the_end(layer)
-        else:
-            yield layer
+def layers_of(model: keras.Model) -> list[Any]:
+    """Return the layers of a model in order, including other operations and nested models'."""
+    layers = getattr(model, "operations", None) or model.layers
+    nested = (layers_of(layer) if isinstance(layer, keras.Model) else [layer] for layer in layers)
+    return [layer for group in nested for layer in group]
 
 
-def _described(model):
+def described(model: keras.Model) -> str:
+    """Return the class and the name of a model, for an error message."""
     return f"{type(model).__name__} {getattr(model, 'name', model)!r}"

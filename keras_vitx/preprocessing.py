@@ -169,8 +169,6 @@ class ModelInput:
         """
         if isinstance(model, cls):
             return model
-        if unknown := getattr(model, "unknown_images", None):
-            raise ValueError(unknown)
         shape = getattr(model, "input_shape", None)
         is_shape = isinstance(shape, tuple) and len(shape) == 4
         if not is_shape or None in (shape[-1:] if any_size else shape[1:]):

@@ -127,7 +127,7 @@ def main(
         source_of = context.get_parameter_source
         changes = {name: v for name, v in options.items() if source_of(name).name == "COMMANDLINE"}
         options = _resume_options(changes, resume)
-        if kv.training.run.is_finished(resume) and "epochs" not in changes:
+        if kv.training.run.read_run(resume).get("finished") and "epochs" not in changes:
             say(f"The run in {resume} is finished. `--epochs` with a larger number goes on.")
             return
     elif model is None or source is None:

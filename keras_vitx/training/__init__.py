@@ -3,6 +3,9 @@
 from keras_vitx import losses as losses
 from keras_vitx.losses import SigmoidCrossentropy as SigmoidCrossentropy
 from keras_vitx.losses import SmoothedCrossentropy as SmoothedCrossentropy
+from keras_vitx.training.callbacks import BestCheckpoint as BestCheckpoint
+from keras_vitx.training.callbacks import StopAtNonFinite as StopAtNonFinite
+from keras_vitx.training.callbacks import Validate as Validate
 from keras_vitx.training.devices import is_chief as is_chief
 from keras_vitx.training.devices import use_devices as use_devices
 from keras_vitx.training.evaluate import Evaluator as Evaluator
@@ -18,9 +21,6 @@ from keras_vitx.training.prepare import set_precision as set_precision
 from keras_vitx.training.recipe import Recipe as Recipe
 from keras_vitx.training.recipes import list_recipes as list_recipes
 from keras_vitx.training.resume import resumable_fit as resumable_fit
-from keras_vitx.training.run import BestCheckpoint as BestCheckpoint
-from keras_vitx.training.run import StopAtNonFinite as StopAtNonFinite
-from keras_vitx.training.run import Validate as Validate
 from keras_vitx.training.run import held_out as held_out
 from keras_vitx.training.targets import Distillation as Distillation
 from keras_vitx.training.targets import MixToken as MixToken

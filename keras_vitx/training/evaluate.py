@@ -14,7 +14,7 @@ from keras_vitx.data import load_dataset
 from keras_vitx.data.predictions import imagenet_classes
 from keras_vitx.data.sources.names import numbers_of
 from keras_vitx.files import write_csv
-from keras_vitx.outputs import class_names_of, outputs_of, task_of
+from keras_vitx.outputs import class_names_of, outputs_of, reordered, task_of
 from keras_vitx.pixels import unpacked
 from keras_vitx.preprocessing import ModelInput
 from keras_vitx.text import shortened
@@ -128,9 +128,6 @@ def evaluate(
 ) -> dict[str, Any]:
     """Evaluate `model` on labeled images, without changing the model.
 
-    All images are evaluated, or those of one split if the source has several. To evaluate those
-    that a run held out from a source without splits:
-
     ```python
     kv.evaluate(model, "photos", validation_split=kv.training.held_out("runs/photos"))
     ```
@@ -154,14 +151,14 @@ def evaluate(
             has. Your own batches have no splits.
         batch_size: Images per batch of a source.
         validation_split: Images to hold out and evaluate from a source without validation images:
-            the names in `held_out`, or a fraction. 0 holds out none.
+            the names in `held_out`, those of a run, or a fraction. 0 holds out none.
         seed: Seed of a fraction, as in `fit`.
         strict: Whether an image that can't be decoded is an error; if not, it does not count.
         crop_ratio: Replaces that of the model's preprocessing; above 1, images are padded.
         restrict: Whether to use only the outputs of the source's classes, as is usual for the 200
             classes of ImageNet-A and ImageNet-R.
-        confusion: Whether to return the confusion matrix. This and the next three predict all
-            images a second time, as does `wrong`.
+        confusion: Whether to return the confusion matrix. This, the next three and `wrong` predict
+            all images a second time.
         scores: Whether to compute precision, recall, F1 and the area under the ROC curve, means
             over the classes, by scikit-learn.
         predictions: Whether to return all labels and probabilities.
@@ -176,24 +173,21 @@ def evaluate(
         verbose: As in `keras.Model.evaluate`.
 
     Returns:
-        A dictionary of `"split"`, the evaluated split (`"batches"` for your own); `"images"`, the
-        number of images; `"images_per_second"`, from the second batch on, None for fewer than three
-        batches; `"loss"`; and the metrics by name, of `"accuracy"`, `"top_5_accuracy"`,
-        `"binary_accuracy"` and `"mean_absolute_error"`. With `scores`, also `"precision"`,
-        `"recall"`, `"f1"` and `"auc"`. With `confusion`, also `"class_accuracy"`, the mean of the
-        accuracies of the classes; `"confusion"`, the counts (classes, classes) of predicted classes
-        (columns) by class of the images (rows), for `keras_vitx.analysis.plot_confusion`;
-        `"class_names"`, the names of both; and `"per_class"`, one row per class that has images, of
-        `"class"`, `"images"`, `"accuracy"` (the fraction of its images that were predicted),
-        `"precision"` (the fraction of its predictions that were right, None without predictions)
-        and `"most_confused_with"`, the most frequent wrong prediction, or None. With `predictions`,
-        `"labels"`, integers (n,) or 0 and 1 (n, classes), and `"probabilities"`, (n, classes). For
-        several models, such a dictionary by name.
+        A dictionary of `"split"` (`"batches"` for your own), `"images"`, their number,
+        `"images_per_second"`, from the second batch on, None for fewer than three batches,
+        `"loss"`, and the metrics: of `"accuracy"`, `"top_5_accuracy"`, `"binary_accuracy"` and
+        `"mean_absolute_error"`. With `scores`, also `"precision"`, `"recall"`, `"f1"` and `"auc"`.
+        With `confusion`, also `"class_accuracy"`, the mean of the accuracies of the classes;
+        `"confusion"`, counts (classes of the images, predicted classes), for
+        `keras_vitx.analysis.plot_confusion`; `"class_names"`; and `"per_class"`, a row per class
+        that has images, of `"class"`, `"images"`, `"accuracy"` (the fraction of its images that
+        were predicted), `"precision"` (the fraction of its predictions that were right, None
+        without any) and `"most_confused_with"`, the most frequent wrong prediction, or None. With
+        `predictions`, `"labels"`, integers (n,) or 0 and 1 (n, classes), `"probabilities"`,
+        (n, classes), and `"class_names"`. For several models, such a dictionary by name.
 
     Raises:
-        ValueError: if the model has no classifier or the data don't fit it; or for `confusion`
-            without one class per image, `crop_ratio` with your own batches, `perturb` with batches
-            without an index, and `restrict` without class names or with independent outputs.
+        ValueError: if the model has no classifier, or the data fit neither it nor the arguments.
         OSError: if the data can't be read.
     """
     if isinstance(model, Mapping):
@@ -203,7 +197,8 @@ def evaluate(
     split, batches, class_names = evaluation_split(
         source, model, split, batch_size, crop_ratio, **options
     )
-    task = task_of(outputs, labels_of(batches))
+    first_labels = labels_of(batches)
+    task = task_of(outputs, first_labels)
     order, names = _match_outputs(model, class_names, max(outputs.classes, 2))
     if restrict:
         if order is None or outputs.kind == "sigmoid":
@@ -235,7 +230,8 @@ def evaluate(
             "`model.threshold` must be None without two classes or several labels per image. "
             f"Received: {threshold} for {outputs.classes} outputs."
         )
-    metrics = task.metrics(True, threshold)
+    threshold = reordered(threshold, order)
+    metrics = task.metrics(threshold)
     if getattr(source, "multiple_labels", False):
         metrics = [keras.metrics.MeanMetricWrapper(is_any_label, name="accuracy")]
     normalize = restrict and outputs.kind == "softmax"
@@ -245,7 +241,7 @@ def evaluate(
     results = {
         "split": split,
         "images": evaluator.count(),
-        "images_per_second": speed.result(len(labels_of(batches))),
+        "images_per_second": speed.result(len(first_labels)),
         **metrics,
     }
     if confusion or scores or predictions or per_image is not None or wrong is not None:
@@ -255,7 +251,7 @@ def evaluate(
         if scores:
             results |= scores_of(found, threshold)
         if predictions:
-            results |= {"labels": found[0], "probabilities": found[1]}
+            results |= {"labels": found[0], "probabilities": found[1], "class_names": tuple(names)}
         if per_image is not None:
             files = _image_names(batches, len(found[0]))
             write_csv(rows_of(found, files, names, threshold), per_image)
@@ -296,20 +292,22 @@ def choose_threshold(
     before, model.threshold = getattr(model, "threshold", None), None
     try:
         found = evaluate(model, source, split, predictions=True, **options)
-        labels, values = found["labels"], found["probabilities"]
-        if labels.ndim == 1 and values.shape[1] != 2:
-            raise ValueError(
-                "`model` must predict two classes or several labels per image. Received: one of "
-                f"{values.shape[1]} classes."
-            )
-    except BaseException:
+    finally:
         model.threshold = before
-        raise
+    labels, values = found["labels"], found["probabilities"]
+    if labels.ndim == 1 and values.shape[1] != 2:
+        raise ValueError(
+            "`model` must predict two classes or several labels per image. Received: one of "
+            f"{values.shape[1]} classes."
+        )
     if labels.ndim == 1:
-        model.threshold = best_threshold(labels, values[:, 1], metric)
+        threshold = best_threshold(labels, values[:, 1], metric)
     else:
         columns = zip(labels.T, values.T, strict=True)
-        model.threshold = tuple(best_threshold(*column, metric) for column in columns)
+        threshold = tuple(best_threshold(*column, metric) for column in columns)
+    names, own = found["class_names"], class_names_of(model) or ()
+    order = [names.index(name) for name in own] if sorted(own) == sorted(names) else None
+    model.threshold = reordered(threshold, order)
     return model.threshold
 
 

@@ -7,10 +7,18 @@ from typing import Any
 
 import keras
 
-from keras_vitx.outputs import ModelSpec, outputs_of
+from keras_vitx.outputs import outputs_of
 from keras_vitx.provenance import base_of
 from keras_vitx.serialized import check_registered
 from keras_vitx.training import recipes
+from keras_vitx.training.callbacks import (
+    BestCheckpoint,
+    StopAtNonFinite,
+    Throughput,
+    Validate,
+    check_callbacks,
+    verbosity,
+)
 from keras_vitx.training.devices import check_devices
 from keras_vitx.training.prepare import (
     Head,
@@ -22,16 +30,7 @@ from keras_vitx.training.prepare import (
 )
 from keras_vitx.training.recipe import Recipe
 from keras_vitx.training.resume import checkpoints_in, resumable_fit
-from keras_vitx.training.run import (
-    BestCheckpoint,
-    RunRecord,
-    StopAtNonFinite,
-    Throughput,
-    Validate,
-    check_callbacks,
-    name_of,
-    verbosity,
-)
+from keras_vitx.training.run import RunRecord, name_of
 from keras_vitx.training.source import fingerprint, open_data
 
 log = logging.getLogger(__name__)
@@ -110,7 +109,7 @@ def fit(
     check_devices(devices, model)
     with RunRecord(output, resume, source) as run:
         data = open_data(
-            source, ModelSpec.of(model), recipe, settings, own_loss=own_loss, teacher=teacher,
+            source, model, recipe, settings, own_loss=own_loss, teacher=teacher,
             token_labels=token_labels, class_weight=class_weight, seed=seed, **arguments,
         )  # fmt: skip
         recipe, batches = data.recipe, data.batches

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_vitx.keras_internals import GlobalClipping, RatePerVariable
+from keras_vitx.keras_internals import RatePerVariable
 from keras_vitx.training.devices import copies_of
 from keras_vitx.training.recipe import Recipe
 
@@ -79,12 +79,25 @@ class WarmupCosine(keras.optimizers.schedules.LearningRateSchedule):
 _AdamW = type(keras.optimizers.AdamW.__new__(keras.optimizers.AdamW))
 
 
-class _AsReleased(GlobalClipping):
-    """AdamW's epsilon as in PyTorch, and an average of the statistics of batch normalization."""
+class _Released(RatePerVariable):
+    """What released trainers do and Keras does not: see `AdamW`.
+
+    The moving average of a `Chain` has the statistics of batch normalization, too.
+    """
 
     # A function, since Keras would make variables in an attribute its own.
     statistics: Callable[[], Sequence[keras.Variable]] = tuple
     averages: Sequence[keras.Variable] = ()
+
+    def __init__(
+        self,
+        learning_rate: Any = 1e-3,
+        weight_decay: float = 0.05,
+        rate_factors: Sequence[float] | None = None,
+        **kwargs: Any,
+    ):
+        super().__init__(learning_rate=learning_rate, weight_decay=weight_decay, **kwargs)
+        self.rate_factors = rate_factors and tuple(rate_factors)
 
     @property
     def epsilon(self):
@@ -99,12 +112,36 @@ class _AsReleased(GlobalClipping):
     def build(self, variables):
         if self.built:
             return
+        factors = self.rate_factors or (1,) * len(variables)
+        if len(factors) != len(variables):
+            raise ValueError(
+                "`rate_factors` must have one factor per trainable variable, "
+                f"{len(variables)}. Received: {len(factors)}."
+            )
+        # Keras decays by the common rate; variables with a factor are decayed in `update_step`.
+        pairs = list(zip(variables, factors, strict=True))
+        self.exclude_from_weight_decay([v for v, f in pairs if f != 1 or not is_decayed(v)])
+        factor_and_decay = {
+            id(copy): (factor, self.weight_decay if is_decayed(variable) else 0)
+            for variable, factor in pairs
+            if factor != 1
+            for copy in copies_of(variable)
+        }
+        self.factor_and_decay = factor_and_decay.get  # Keras would track a dictionary.
         super().build(variables)
         # Means, as replicas of TensorFlow differ; copies, as JAX donates arrays.
         self.averages = [
             self.add_variable(v.shape, lambda *_, v=v, **__: ops.copy(v), v.dtype, "mean")
             for v in self.statistics()
         ]
+
+    def update_step(self, gradient, variable, learning_rate):
+        factor, decay = self.factor_and_decay(id(variable), (1, 0))
+        if factor != 1:
+            learning_rate = learning_rate * factor
+        if decay:
+            variable.assign(variable * (1 - learning_rate * decay))
+        super().update_step(gradient, variable, learning_rate)
 
     def average_statistics(self):
         """Update the averages of the statistics, after a step."""
@@ -118,80 +155,28 @@ class _AsReleased(GlobalClipping):
             variable.assign(ops.copy(value))
 
     def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "epsilon": self._epsilon}
+        factors = self.rate_factors
+        own = {"epsilon": self._epsilon, "rate_factors": factors and list(factors)}
+        return {**super().get_config(), **own}
 
 
 @keras.saving.register_keras_serializable(package="keras_vitx")
-class AdamW(_AsReleased, _AdamW):
-    """Keras's AdamW with weight decay of kernels only.
+class AdamW(_Released, _AdamW):
+    """AdamW with PyTorch's epsilon, weight decay of kernels only, and a rate per variable.
 
-    Saved files keep this setting, unlike Keras's `exclude_from_weight_decay`.
+    Saved files keep these settings, unlike Keras's `exclude_from_weight_decay`.
 
     Args:
         learning_rate: As in Keras.
         weight_decay: Decoupled weight decay. It does not apply to biases, norms, LayerScale, tokens
             and position embeddings.
+        rate_factors: Factor of learning rate and decay of each of `model.trainable_variables`;
+            None is 1 for all.
         **kwargs: As in `keras.optimizers.AdamW`.
+
+    Raises:
+        ValueError: when built with another number of variables.
     """
-
-    def __init__(self, learning_rate: Any = 1e-3, weight_decay: float = 0.05, **kwargs: Any):
-        super().__init__(learning_rate=learning_rate, weight_decay=weight_decay, **kwargs)
-
-    def build(self, variables):
-        if not self.built:
-            self.exclude_from_weight_decay([v for v in variables if not is_decayed(v)])
-        super().build(variables)
-
-
-class _RatePerVariable(RatePerVariable, _AsReleased):
-    """Weight decay of kernels only, and a factor per variable of its rate and so its decay."""
-
-    def __init__(
-        self,
-        learning_rate: Any = 1e-3,
-        weight_decay: float = 0.05,
-        rate_factors: Sequence[float] | None = None,
-        **kwargs: Any,
-    ):
-        super().__init__(learning_rate=learning_rate, weight_decay=weight_decay, **kwargs)
-        self.rate_factors = rate_factors and tuple(rate_factors)
-
-    def build(self, variables):
-        factors = self.rate_factors or (1,) * len(variables)
-        if len(factors) != len(variables):
-            raise ValueError(
-                "`rate_factors` must have one factor per trainable variable, "
-                f"{len(variables)}. Received: {len(factors)}."
-            )
-        if not self.built:
-            # Keras decays by the common rate; variables with a factor are decayed in `update_step`.
-            pairs = list(zip(variables, factors, strict=True))
-            self.exclude_from_weight_decay([v for v, f in pairs if f != 1 or not is_decayed(v)])
-            factor_and_decay = {
-                id(copy): (factor, self.weight_decay if is_decayed(variable) else 0)
-                for variable, factor in pairs
-                if factor != 1
-                for copy in copies_of(variable)
-            }
-            self.factor_and_decay = factor_and_decay.get  # Keras would track a dictionary.
-        super().build(variables)
-
-    def update_step(self, gradient, variable, learning_rate):
-        factor, decay = self.factor_and_decay(id(variable), (1, 0))
-        if factor != 1:
-            learning_rate = learning_rate * factor
-        if decay:
-            variable.assign(variable * (1 - learning_rate * decay))
-        super().update_step(gradient, variable, learning_rate)
-
-    def get_config(self) -> dict[str, Any]:
-        factors = self.rate_factors
-        return {**super().get_config(), "rate_factors": factors and list(factors)}
-
-
-@keras.saving.register_keras_serializable(package="keras_vitx")
-class LayerwiseAdamW(_RatePerVariable, _AdamW):
-    """`AdamW` with a learning rate per variable, for the `layer_decay` of a recipe."""
 
 
 def has_muon() -> bool:
@@ -200,7 +185,7 @@ def has_muon() -> bool:
 
 
 @keras.saving.register_keras_serializable(package="keras_vitx")
-class Muon(_RatePerVariable, keras.optimizers.Muon):
+class Muon(_Released, keras.optimizers.Muon):
     r"""Keras's Muon for the blocks' matrices and AdamW for the rest, with decay as in `AdamW`.
 
     For a matrix $W$ of $n \times m$ with gradient $G$, at learning rate $\eta$ and weight decay
@@ -216,9 +201,7 @@ class Muon(_RatePerVariable, keras.optimizers.Muon):
 
     Args:
         learning_rate: As in Keras, for both rules.
-        weight_decay: As in `AdamW`, for both rules.
-        rate_factors: Factor of learning rate and decay of each of `model.trainable_variables`;
-            None is 1 for all.
+        weight_decay, rate_factors: As in `AdamW`, for both rules.
         matrices: Indices in `model.trainable_variables` of the matrices that Muon updates;
             `make_optimizer` selects the projections of the blocks. None is all variables with two
             axes, as in Keras, including the head.

@@ -2,7 +2,7 @@
 
 import logging
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import keras
@@ -11,11 +11,11 @@ import numpy as np
 from keras_vitx.data.predictions import imagenet_classes
 from keras_vitx.keras_internals import compile_arguments, sublayers
 from keras_vitx.losses import PerHead
-from keras_vitx.outputs import class_names_of
+from keras_vitx.outputs import class_names_of, layers_of, reordered
 from keras_vitx.preprocessing import Preprocessing
 from keras_vitx.text import shortened
 from keras_vitx.training.evaluate import Evaluator
-from keras_vitx.training.optimizer import AdamW, LayerwiseAdamW, Muon, make_schedule
+from keras_vitx.training.optimizer import AdamW, Muon, make_schedule
 from keras_vitx.training.recipe import Precision, Recipe
 from keras_vitx.training.resume import resumable_fit
 from keras_vitx.training.source import TrainingData
@@ -45,7 +45,16 @@ def apply_settings(model: keras.Model, recipe: Recipe) -> None:
             f"`crop_ratio` must be None without `preprocessing`. Received: {recipe.crop_ratio}."
         )
     if recipe.drop_path is not None:
-        set_drop_path(model, recipe.drop_path, recipe.drop_path_schedule)
+        chains = [
+            part for part in sublayers(model) if hasattr(part, "token_layout") and part.blocks
+        ]
+        if not chains:
+            raise ValueError(
+                "`drop_path` must be None for a model without a `Chain` of blocks. Received: "
+                f"{recipe.drop_path} for {model.name!r}."
+            )
+        for chain in chains:
+            chain.set_drop_path(recipe.drop_path, recipe.drop_path_schedule)
     if recipe.similarity is not None:
         set_similarity(model, recipe.similarity, recipe.similarity_depth or 1)
     if recipe.remat is not None:
@@ -55,20 +64,6 @@ def apply_settings(model: keras.Model, recipe: Recipe) -> None:
         model.preprocessing = preprocessing.replace(crop_ratio=recipe.crop_ratio)
     if recipe.precision is not None:
         set_precision(model, recipe.precision)
-
-
-def set_drop_path(model: keras.Model, rate: float, schedule: str = "linear") -> None:
-    """Set the rate of stochastic depth, linear from 0 or constant, except in class attention."""
-    blocks = [
-        block for block in blocks_of(model) if not hasattr(block.attention, "num_class_tokens")
-    ]
-    if not blocks:
-        raise ValueError(
-            f"`drop_path` must be None without blocks. Received: {rate} for {model.name!r}."
-        )
-    rates = np.linspace(0 if schedule == "linear" else rate, rate, len(blocks))
-    for block, block_rate in zip(blocks, rates, strict=True):
-        block.set_drop_path(float(block_rate))
 
 
 def set_similarity(model: keras.Model, weight: float, depth: int) -> None:
@@ -105,15 +100,18 @@ def set_precision(model: keras.Model, precision: Precision) -> None:
         precision: `"float32"`, `"mixed_bfloat16"` or `"mixed_float16"`.
 
     Raises:
-        ValueError: if `precision` is unknown.
+        ValueError: if `precision` is unknown, or not that of a quantized layer (`"mixed_float16"`).
     """
     precisions = typing.get_args(Precision)
     if precision not in precisions:
         raise ValueError(f"`precision` must be one of {precisions}. Received: {precision!r}.")
     classifier = set(map(id, sublayers(model.layers[-1])))
-    for layer in sublayers(model):
-        if id(layer) not in classifier:
-            layer.dtype_policy = precision
+    layers = [layer for layer in sublayers(model) if id(layer) not in classifier]
+    # A quantized layer stays so: its policy is `int8_from_float32`.
+    schemes = ["".join(layer.dtype_policy.name.rpartition("_from_")[:2]) for layer in layers]
+    policies = [keras.dtype_policies.get(scheme + precision) for scheme in schemes]
+    for layer, policy in zip(layers, policies, strict=True):
+        layer.dtype_policy = policy
 
 
 def match_head(
@@ -138,7 +136,7 @@ def match_head(
         else:
             change = "fresh"
             log.warning(
-                "The head was trained for other classes (%s) than the data's (%s) and was "
+                "The head was trained for other classes (%s) than the data's (%s) and is "
                 'reinitialized. head="keep" keeps it.',
                 shortened(old),
                 shortened(new),
@@ -147,10 +145,19 @@ def match_head(
         log.warning(
             'The head was kept: whether its classes fit is unknown. head="fresh" reinitializes it.'
         )
+    is_drawn = change == "fresh" or (change == "permuted" and outputs == 1)
+    if is_drawn and any(getattr(x, "quantization_mode", None) for x in classifiers(model)):
+        raise ValueError(
+            "`head` must be 'keep' for a quantized classifier, whose kernel can't be changed. "
+            f"Received: {head!r}, and other classes. Quantize the model after its training."
+        )
     if change == "permuted":
-        _permute(model, [old.index(name) for name in new])
+        order = [old.index(name) for name in new]
+        _permute(model, order)
+        model.threshold = reordered(getattr(model, "threshold", None), order)
     elif change == "fresh":
         _initialize(model)
+        model.threshold = None
     if new is not None:
         model.class_names = new
     if change == "kept" and getattr(model, "head_loaded", None) is False:
@@ -165,17 +172,20 @@ def train_head(model: keras.Model, data: TrainingData, **settings: Any) -> None:
     if users_arguments(model):
         raise ValueError(f"`freeze_epochs` must be 0 for a compiled model. Received: {epochs}.")
     heads = {id(variable) for head in classifiers(model) for variable in head.variables}
-    trainable = [layer for layer in layers_of(model) if layer.trainable]
-    frozen = [layer for layer in trainable if heads.isdisjoint(map(id, layer.variables))]
-    for layer in frozen:
-        layer.trainable = False
+    # What is frozen inside a layer, such as the kernels of LoRA, stays frozen.
+    layers = sublayers(model)
+    states = [(each, each.trainable) for each in (*layers, *model.variables)]
+    for layer in layers:
+        if heads.isdisjoint(map(id, layer.variables)):
+            layer.trainable = False
     try:
         recipe = data.recipe.replace(epochs=epochs, cooldown_epochs=0, ema=None)
         compile_for(model, data._replace(recipe=recipe))
         resumable_fit(model, data.batches.train, epochs=epochs, directory=None, **settings)
     finally:
-        for layer in frozen:
-            layer.trainable = True
+        # A layer sets all that is inside it, which comes after it.
+        for each, trainable in states:
+            each.trainable = trainable
 
 
 def users_arguments(model: keras.Model) -> dict[str, Any]:
@@ -197,7 +207,7 @@ def compile_for(model: keras.Model, data: TrainingData) -> Evaluator:
         task = data.task
         loss, changes["loss"] = task.loss(), task.loss(data.recipe.label_smoothing)
         if "metrics" not in arguments:
-            changes["metrics"] = task.metrics(top_5=True)
+            changes["metrics"] = task.metrics()
     if data.distillation is not None and not isinstance(loss, PerHead):
         changes["loss"] = data.distillation.loss(model, changes.get("loss", loss))
     if "optimizer" not in arguments:
@@ -219,11 +229,7 @@ def make_optimizer(
         recipe: The recipe.
         steps_per_epoch: Number of batches per epoch of `model.fit`, each of
             `batch_size / accumulate_steps` images.
-
-    Raises:
-        ValueError: if `accumulate_steps` does not divide the batch.
     """
-    _ = recipe.part_of_batch  # Checks `accumulate_steps`.
     accumulate_steps, ema = recipe.accumulate_steps, recipe.ema
     updates = recipe.all_epochs * steps_per_epoch / accumulate_steps
     if ema is not None and updates * (1 - ema) < 3:
@@ -248,8 +254,7 @@ def make_optimizer(
     if recipe.algorithm == "muon":
         arguments["matrices"] = matrices_of(model)
         return Muon(adam_beta_1=recipe.beta_1, adam_beta_2=recipe.beta_2, **arguments)
-    adamw = AdamW if recipe.layer_decay is None else LayerwiseAdamW
-    return adamw(beta_1=recipe.beta_1, beta_2=recipe.beta_2, **arguments)
+    return AdamW(beta_1=recipe.beta_1, beta_2=recipe.beta_2, **arguments)
 
 
 def rate_factors(model: keras.Model, decay: float) -> tuple[float, ...]:
@@ -259,8 +264,9 @@ def rate_factors(model: keras.Model, decay: float) -> tuple[float, ...]:
     i (from 1) and in layers between it and the next, and 1 after the last block (BEiT, Appendix).
     In a model without blocks, each layer with weights counts as one.
     """
-    layers = [layer for layer in layers_of(model) if layer.trainable_variables]
-    blocks = [i for i, layer in enumerate(layers) if is_block(layer)] or range(1, len(layers))
+    layers = [x for x in layers_of(model) if getattr(x, "trainable_variables", ())]
+    blocks = [i for i, layer in enumerate(layers) if hasattr(layer, "set_drop_path")]
+    blocks = blocks or range(1, len(layers))
     last_block = max(blocks, default=0)
     depths = {}
     for index, layer in enumerate(layers):
@@ -296,9 +302,7 @@ def _is_loaded(model):
 
 def classifiers(model: keras.Model) -> list[keras.layers.Dense]:
     """Return the Dense layers with one output per class: one, or several in `DistilledHead`."""
-    last = model.layers[-1]
-    if isinstance(last, keras.Model):
-        return classifiers(last)
+    last = layers_of(model)[-1]
     layers = [last, *(getattr(last, name, None) for name in getattr(last, "names", ()))]
     layers = [layer for layer in layers if isinstance(layer, keras.layers.Dense)]
     if not layers:
@@ -330,20 +334,6 @@ def _initialize(model):
                 variable.assign(initializers[variable.name](variable.shape, variable.dtype))
 
 
-def layers_of(model: keras.Model) -> Iterator[keras.layers.Layer]:
-    """Yield the layers of a model in order, including those of nested models."""
-    for layer in model.layers:
-        if isinstance(layer, keras.Model):
-            yield from layers_of(layer)
-        else:
-            yield layer
-
-
 def blocks_of(model: keras.Model) -> list[keras.layers.Layer]:
     """Return the blocks of a model in order, including those of nested models."""
-    return [layer for layer in layers_of(model) if is_block(layer)]
-
-
-def is_block(layer: keras.layers.Layer) -> bool:
-    """Return whether `layer` is a block of the zoo: residual branches with stochastic depth."""
-    return hasattr(layer, "set_drop_path")
+    return [layer for layer in layers_of(model) if hasattr(layer, "set_drop_path")]

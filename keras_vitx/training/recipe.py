@@ -9,7 +9,6 @@ import typing
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from itertools import zip_longest
-from numbers import Integral, Real
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -157,6 +156,11 @@ class Recipe:
                 f"`final_learning_rate` must be at most learning_rate={self.learning_rate}. "
                 f"Received: {self.final_learning_rate}."
             )
+        if self.batch_size % self.accumulate_steps:
+            raise ValueError(
+                f"`accumulate_steps` must divide batch_size={self.batch_size}. "
+                f"Received: {self.accumulate_steps}."
+            )
         if self.similarity and self.similarity_depth is None:
             raise ValueError("`similarity_depth` must be set with `similarity`. Received: None.")
         if self.result == "last" and self.patience is not None:
@@ -201,16 +205,7 @@ class Recipe:
 
     @property
     def part_of_batch(self) -> int:
-        """Number of images per forward pass: `batch_size / accumulate_steps`.
-
-        Raises:
-            ValueError: if `accumulate_steps` does not divide the batch.
-        """
-        if self.batch_size % self.accumulate_steps:
-            raise ValueError(
-                f"`accumulate_steps` must divide batch_size={self.batch_size}. "
-                f"Received: {self.accumulate_steps}."
-            )
+        """Number of images per forward pass: `batch_size / accumulate_steps`."""
         return self.batch_size // self.accumulate_steps
 
     def for_images(self, images: int, fixed: Collection[str] = ()) -> "Recipe":
@@ -271,7 +266,8 @@ class Recipe:
     def to_dict(self) -> dict[str, Any]:
         """Return the settings as JSON values, from which `from_dict` makes an equal recipe."""
         settings = {"name": self.name, "result": self.result, **self._groups()}
-        return json.loads(json.dumps(settings, default=_as_python))
+        # Numbers of NumPy are written as Python's.
+        return json.loads(json.dumps(settings, default=lambda number: number.item()))
 
     def _groups(self) -> dict[str, dict[str, Any] | None]:
         groups = {group: {n: getattr(self, n) for n in names} for group, names in GROUPS.items()}
@@ -342,10 +338,6 @@ HINTS: dict[str, Any] = {
     for owner in (Recipe, Augmentation, Mixing)
     for name, hint in typing.get_type_hints(owner, include_extras=True).items()
 }
-
-
-def _as_python(number: Real) -> int | float:
-    return int(number) if isinstance(number, Integral) else float(number)
 
 
 def _check_known(names: Collection[str], known: Collection[str]) -> None:

@@ -66,8 +66,7 @@ def resumable_fit(
         model: A compiled model.
         batches: Batches (inputs, targets) or (inputs, targets, weights): a `keras.utils.PyDataset`,
             or another iterable as for `fit`. `set_epoch`, if they have it, is called with the
-            epoch. With several devices, pass whole batches, the same in every process; each device
-            computes its share.
+            epoch. With several devices, pass whole batches, the same in every process.
         epochs: Number of the last epoch, counted from 1.
         directory: Directory of the checkpoints, `step-*.safetensors`; None to save nothing.
         save_every: Steps between checkpoints; None for one per epoch.
@@ -135,7 +134,7 @@ def resumable_fit(
             model.fit(shard_of(rest), initial_epoch=epoch, epochs=last_epoch, **settings)
             if last_epoch < epochs and not model.stop_training:
                 # `fit` replaces the weights by their moving average when it ends.
-                assign(model, saving.arrays_at_epoch_end)
+                assign_values(variables_of(model), saving.arrays_at_epoch_end)
             epoch, step = last_epoch, 0
         saving.end()
     return model.history
@@ -152,7 +151,7 @@ class _SavingCallbacks(keras.callbacks.CallbackList):
     epoch = first_step = signal = agreed_signal = 0
     saved: int | None = None
     last_logs: Mapping[str, float] | None = None
-    arrays_at_epoch_end: Mapping[str, np.ndarray]
+    arrays_at_epoch_end: list[np.ndarray]
 
     def __init__(self, directory, every, keep, config, state, callbacks, **params):
         super().__init__(callbacks, **params)
@@ -187,7 +186,7 @@ class _SavingCallbacks(keras.callbacks.CallbackList):
         if in_use().processes == 1 or step % AGREE_EVERY == 0:
             self.agreed_signal = all_reduce_max(self.signal)
         if self.state is not None:
-            assign(self.model, self.state["arrays"])
+            assign_values(variables_of(self.model), self.state["arrays"])
             set_random_states(self.state["random"])
             self.state, self.saved = None, step
         is_due = batch == 0 if self.every is None else step >= (self.saved or 0) + self.every
@@ -207,13 +206,13 @@ class _SavingCallbacks(keras.callbacks.CallbackList):
             self.agreed_signal = all_reduce_max(self.signal)
             self.raise_on_signal()
         if self.first_step:
-            self.arrays_at_epoch_end = arrays_of(self.model)
+            self.arrays_at_epoch_end = copied_values(variables_of(self.model))
 
     def save(self, epoch: int, batch: int, finished: bool = False) -> None:
         """Write the state before step `batch` of an epoch, both from 0, if it is finite."""
         step = epoch * self.params["steps"] + batch
-        arrays = arrays_of(self.model)
-        if not all(np.isfinite(a).all() for a in arrays.values() if a.dtype.kind not in "iub"):
+        arrays = copied_values(variables_of(self.model))
+        if not all(np.isfinite(array).all() for array in arrays if array.dtype.kind not in "iub"):
             log.warning("The state before step %d is not finite, and is not saved.", step + 1)
             return
         state = {
@@ -344,7 +343,7 @@ def state_to_continue(
             f"The training can't be resumed, as it is another one: {'; '.join(found[:6])}. "
             "Use another directory for a new one; a finished one can continue with more epochs."
         )
-    assign(model, state["arrays"])
+    assign_values(variables_of(model), state["arrays"])
     if state["backend"] != keras.backend.backend():
         text = "The training on %s continues on %s, but not bit for bit."
         log.warning(text, state["backend"], keras.backend.backend())
@@ -365,27 +364,12 @@ def remove_stale_files(directory: Path) -> None:
         remove_stale(directory.parent / name)
 
 
-def variables_of(model: keras.Model) -> dict[str, Any]:
-    """Return the variables of a training by position, as Keras numbers the names in their paths."""
-    groups = {
-        "weights": [*model.trainable_variables, *model.non_trainable_variables],
-        "optimizer": model.optimizer.variables,
-        "metrics": model.metrics_variables,
-    }
-    return {f"{name}/{i}": v for name, group in groups.items() for i, v in enumerate(group)}
-
-
-def arrays_of(model: keras.Model) -> dict[str, np.ndarray]:
-    """Return copies of the values of `variables_of(model)`, also between two steps of `fit`."""
+def variables_of(model: keras.Model) -> list[keras.Variable]:
+    """Return all that training changes in a compiled model, with its values between two steps."""
     # Under JAX, `fit` holds the values outside of the variables.
     getattr(model, "jax_state_sync", lambda: None)()
-    variables = variables_of(model)
-    return dict(zip(variables, copied_values(variables.values()), strict=True))
-
-
-def assign(model: keras.Model, arrays: Mapping[str, np.ndarray]) -> None:
-    """Assign arrays of `arrays_of` to the variables of a model of the same structure."""
-    assign_values(variables_of(model).values(), arrays.values())
+    weights = [*model.trainable_variables, *model.non_trainable_variables]
+    return [*weights, *model.optimizer.variables, *model.metrics_variables]
 
 
 def copied_values(variables: Iterable[keras.Variable]) -> list[np.ndarray]:
@@ -436,7 +420,7 @@ def facts_of(model: keras.Model, config: Mapping[str, Any]) -> dict[str, Any]:
     # The width of integers depends on the backend.
     facts["variables"] = [
         [[*variable.shape], "int" if "int" in str(variable.dtype) else str(variable.dtype)]
-        for variable in variables_of(model).values()
+        for variable in variables_of(model)
     ]
     return json.loads(json.dumps(facts))
 

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_vitx.drawing import Picture, drawing
+from keras_vitx.drawing import drawing
 from keras_vitx.outputs import Task
 from keras_vitx.preprocessing import Preprocessing
 from keras_vitx.text import needs_extra
@@ -167,7 +167,7 @@ def draw_worst(
     class_names: Sequence[str],
     preprocessing: Preprocessing,
     path: str | os.PathLike,
-) -> Picture:
+) -> None:
     """Draw images, titled with the probabilities of their label and of the predicted class."""
     labels, probabilities, images = worst
     titles = []
@@ -183,7 +183,6 @@ def draw_worst(
         for axis, image, title in zip(axes.flat, pixels, titles, strict=False):
             axis.imshow(image.clip(0, 1).squeeze(), cmap="gray", vmin=0, vmax=1)
             axis.set_title(title, fontsize="small")
-    return Picture(path)
 
 
 def _label_probability(labels, probabilities):

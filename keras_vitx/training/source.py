@@ -4,7 +4,9 @@ import hashlib
 import logging
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple
 
 import keras
@@ -15,7 +17,7 @@ from keras_vitx.backend import checked_dataset
 from keras_vitx.data.loading import EvaluationBatches
 from keras_vitx.data.pipeline import check_fraction, check_trainable
 from keras_vitx.data.sources.dataset import ArrayImages
-from keras_vitx.outputs import ModelSpec, Task, class_names_of, task_of
+from keras_vitx.outputs import Task, class_names_of, outputs_of, task_of
 from keras_vitx.preprocessing import ModelInput
 from keras_vitx.text import nearest, shortened
 from keras_vitx.training.batches import BatchRange, first_of, steps_of
@@ -51,7 +53,7 @@ class TrainingData(NamedTuple):
 
 def open_data(
     source: Any,
-    spec: ModelSpec,
+    model: keras.Model,
     recipe: Recipe,
     fixed: Collection[str] = (),
     *,
@@ -72,16 +74,17 @@ def open_data(
     batches = source = opened(source, seed=seed, **{name: arguments[name] for name in names})
     if isinstance(source, data.Pipelines):
         _check_batches(batches, recipe, token_labels, arguments)
-        check_range(batches.train, spec)
+        check_range(batches.train, model)
     else:
         check_trainable(source)
         fraction = check_fraction(arguments.get("fraction", 1.0))
         recipe = recipe.for_images(round(source.train.size * fraction), fixed)
         if token_labels is not None and not isinstance(token_labels, TokenLabels):
-            token_labels = TokenLabels(token_labels, spec)
+            token_labels = TokenLabels(token_labels, model)
+        inputs, classes = inputs_of(model, recipe.crop_ratio), model.output_shape[-1]
         batches = data.pipelines(
             source,
-            spec,
+            SimpleNamespace(**vars(inputs), output_shape=model.output_shape),
             recipe.part_of_batch,
             augmentation=recipe.augmentation,
             mixing=recipe.mixing,
@@ -90,15 +93,15 @@ def open_data(
             pad=in_use().replicas > 1,
             **arguments,
         )
-        names, outputs = batches.class_names or (), spec.output_shape[-1]
         # `pipelines` raises an error for more classes than outputs.
-        if names and len(names) < outputs and not are_numbers(names):
+        names = batches.class_names or ()
+        if names and len(names) < classes and not are_numbers(names):
             raise ValueError(
-                f"`model` must have an output per class. Received: {outputs} for {len(names)} "
+                f"`model` must have an output per class. Received: {classes} for {len(names)} "
                 f"classes ({shortened(names)}). Create the model with classes={len(names)}."
             )
-    class_weight = _class_weight(class_weight, batches.class_names, spec.output_shape[-1])
-    batches = _with_targets(batches.map(weighted), spec, recipe, distillation, class_weight, seed)
+    class_weight = _class_weight(class_weight, batches.class_names, model)
+    batches = _with_targets(batches.map(weighted), model, recipe, distillation, class_weight, seed)
     labels = labels_of(batches.train)
     check_batch(len(labels), in_use())
     size = len(labels) * recipe.accumulate_steps
@@ -106,7 +109,7 @@ def open_data(
         # The learning rate follows the actual batch size.
         recipe = recipe.replace(batch_size=size)
     steps = steps_of(batches.train, recipe.steps_per_epoch)
-    task = None if own_loss else task_of(spec.outputs, labels)
+    task = None if own_loss else task_of(outputs_of(model), labels)
     if task is not None:
         batches = batches.map(lambda split: checked(split, task))
     updates = recipe.all_epochs * steps // recipe.accumulate_steps
@@ -140,15 +143,20 @@ def evaluation_split(
     split = split or splits[0]
     batches = getattr(source, split)
     if isinstance(source, data.Dataset):
-        spec = ModelInput.of(model)
-        if crop_ratio is not None:
-            spec = ModelInput(spec.input_shape, spec.preprocessing.replace(crop_ratio=crop_ratio))
-        strict = arguments.get("strict", False)
+        inputs, strict = inputs_of(model, crop_ratio), arguments.get("strict", False)
         pad = in_use().replicas > 1
-        batches = EvaluationBatches(batches, spec, batch_size, pad=pad, strict=strict)
+        batches = EvaluationBatches(batches, inputs, batch_size, pad=pad, strict=strict)
     else:
         check_range(batches, model)
     return split, weighted(batches), source.class_names
+
+
+def inputs_of(model: keras.Model, crop_ratio: float | None = None) -> ModelInput:
+    """Return the images that a model takes, at another crop ratio unless it is None."""
+    inputs = ModelInput.of(model)
+    if crop_ratio is None:
+        return inputs
+    return replace(inputs, preprocessing=inputs.preprocessing.replace(crop_ratio=crop_ratio))
 
 
 def _distillation(recipe: Recipe, teacher: keras.Model | None) -> Distillation | None:
@@ -208,12 +216,12 @@ def check_range(batches: Any, model: Any) -> None:
 
 
 def _class_weight(
-    weights: Mapping[Any, float] | None, class_names: Sequence[str] | None, classes: int
+    weights: Mapping[Any, float] | None, class_names: Sequence[str] | None, model: keras.Model
 ) -> dict[int, float] | None:
     """Return class weights by label, from weights by label or name."""
     if weights is None:
         return None
-    labels = range(max(classes, 2))
+    labels = range(max(model.output_shape[-1], 2))
     label_of = {name: label for label, name in enumerate(class_names or ())}
     by_label = {}
     for key, weight in weights.items():
@@ -229,7 +237,7 @@ def _class_weight(
 
 def _with_targets(
     batches: data.Pipelines,
-    spec: ModelSpec,
+    model: keras.Model,
     recipe: Recipe,
     distillation: Distillation | None,
     class_weight: Mapping[int, float] | None,
@@ -249,9 +257,9 @@ def _with_targets(
                 "`teacher` must have the classes of the data, in the same order, "
                 f"({', '.join(names[:5])}, ...). Received: ({', '.join(teacher_names[:5])}, ...)."
             )
-        train = distillation.batches(train, spec)
+        train = distillation.batches(train, model)
     if recipe.mix_token:
-        train = MixToken(train, spec, seed=seed)
+        train = MixToken(train, model, seed=seed)
     if class_weight is not None and (token_labels or train is not batches.train):
         raise ValueError(
             "`class_weight` must be None with several labels per image, from a teacher, token "
@@ -296,7 +304,9 @@ def opened(source: Any, **arguments: Any) -> data.Dataset | data.Pipelines:
     several = isinstance(source, (tuple, list)) and len(source) in (2, 3)
     if is_batches(source) or (several and all(map(is_batches, source))):
         train, validation, test, *_ = *(source if several else [source]), None, None
-        return data.Pipelines(train, validation, names_with(train), test=test)
+        names = getattr(train, "class_names", None)  # As Keras's from directories have them.
+        names = None if names is None else tuple(map(str, names))
+        return data.Pipelines(train, validation, names, test=test)
     if isinstance(source, (data.Dataset, data.Pipelines)):
         return source
     return data.load_dataset(source, **arguments)
@@ -309,12 +319,6 @@ def is_batches(source: Any) -> bool:
     others = (str, os.PathLike, tuple, list, dict, np.ndarray, data.Dataset, Iterator)
     is_table = hasattr(source, "to_csv")  # A DataFrame, or a data set of Hugging Face.
     return isinstance(source, Iterable) and not isinstance(source, others) and not is_table
-
-
-def names_with(batches: Any) -> tuple[str, ...] | None:
-    """Return the class names of batches that have them, as Keras's from directories do."""
-    names = getattr(batches, "class_names", None)
-    return None if names is None else tuple(map(str, names))
 
 
 def are_numbers(class_names: Sequence[str]) -> bool:

@@ -14,7 +14,7 @@ from keras_vitx.data.augmentation.mixing import Mixing
 from keras_vitx.data.augmentation.windows import Window
 from keras_vitx.data.images import normalize
 from keras_vitx.losses import PerHead, SmoothedCrossentropy, SoftDistillation
-from keras_vitx.outputs import ModelSpec, outputs_of
+from keras_vitx.outputs import described, outputs_of
 from keras_vitx.preprocessing import ModelInput, Preprocessing
 from keras_vitx.training.batches import BatchTransform
 
@@ -79,14 +79,12 @@ class Distillation:
         if not 0 <= self.weight <= 1:
             raise ValueError(f"`weight` must be in [0, 1]. Received: {self.weight!r}.")
 
-    def loss(
-        self, student: keras.Model | ModelSpec, loss: keras.losses.Loss | None = None
-    ) -> PerHead:
+    def loss(self, student: keras.Model, loss: keras.losses.Loss | None = None) -> PerHead:
         """Return the training loss of `student`.
 
         `loss` applies to the labels; None is the cross entropy without label smoothing.
         """
-        name, from_logits = _label_name(student), ModelSpec.of(student).outputs.from_logits
+        name, from_logits = _label_name(student), outputs_of(student).from_logits
         hard = SmoothedCrossentropy(from_logits=from_logits)
         soft = SoftDistillation(self.temperature, from_logits=from_logits)
         return PerHead(
@@ -94,7 +92,7 @@ class Distillation:
             {"head": 1 - self.weight, name: self.weight},
         )
 
-    def batches(self, batches: Iterable, student: keras.Model | ModelSpec) -> BatchTransform:
+    def batches(self, batches: Iterable, student: keras.Model) -> BatchTransform:
         """Return `batches` with the teacher's targets, as labels `{"head": ..., name: ...}`.
 
         The name is `"head_dist"` for a student with a distillation token, else `"teacher"`. The
@@ -110,7 +108,6 @@ class Distillation:
             ValueError: if student and teacher differ in their classes or in the channels or aspect
                 ratio of their images, or one of them has no `preprocessing`.
         """
-        student = ModelSpec.of(student)
         classes, name = student.output_shape[-1], _label_name(student)
         prepare = _preparation(ModelInput.of(student), self.teacher)
 
@@ -143,25 +140,27 @@ class Distillation:
         return BatchTransform(batches, transform, elementwise=True)
 
 
-def _label_name(student: keras.Model | ModelSpec) -> str:
+def _label_name(student: keras.Model) -> str:
     """Return the name of a student's targets: its distillation head, or `"teacher"`."""
-    student = ModelSpec.of(student)
-    if student.outputs is None or student.outputs.kind == "sigmoid":
-        raise ValueError(
-            "`student` must be a classifier that returns logits or a softmax. Received: "
-            f"{student.name}."
-        )
-    if not student.is_chain:
+    if outputs_of(student).kind == "sigmoid":
+        raise ValueError("`student` must return logits or a softmax. Received: a sigmoid.")
+    if not hasattr(student, "token_layout"):
         raise ValueError(
             "`student` must accept several labels per image: a `Chain`, as from "
-            f"`keras_vitx.as_chain`. Received: {student.name}."
+            f"`keras_vitx.as_chain`. Received: {described(student)}."
         )
-    if "aux_head" in student.heads:
+    heads = _heads_of(student)
+    if "aux_head" in heads:
         raise ValueError(
             "`student` must have one classifier, or one each for the class and the "
-            f"distillation token. Received: the classifiers {', '.join(student.heads)}."
+            f"distillation token. Received: the classifiers {', '.join(heads)}."
         )
-    return "head_dist" if "head_dist" in student.heads else "teacher"
+    return "head_dist" if "head_dist" in heads else "teacher"
+
+
+def _heads_of(model: keras.Model) -> tuple[str, ...]:
+    """Return the names of the classifiers of a last layer that has several."""
+    return tuple(getattr(model.layers[-1], "names", ()))
 
 
 def _preparation(inputs: ModelInput, teacher: keras.Model) -> Callable[[Any], Any]:
@@ -241,16 +240,15 @@ class TokenLabels:
     def __init__(
         self,
         labels: np.ndarray | tuple[np.ndarray, np.ndarray] | Mapping[str, Any],
-        model: keras.Model | ModelSpec,
+        model: keras.Model,
         from_logits: bool = False,
         relabel_size: int | None = None,
         relabel: bool = True,
     ):
-        spec = ModelSpec.of(model)
-        if "aux_head" not in spec.heads:
+        if "aux_head" not in _heads_of(model):
             raise ValueError(
                 "`model` must have a dense head, a classifier of the patches (dense_head=True). "
-                f"Received: {spec.name}."
+                f"Received: {described(model)}."
             )
         if relabel_size is not None and (not isinstance(relabel_size, int) or relabel_size < 1):
             raise ValueError(
@@ -258,7 +256,7 @@ class TokenLabels:
             )
         self.labels, self.from_logits, self.relabel_size = labels, from_logits, relabel_size
         self.relabel = relabel
-        self.grid, self.classes = spec.grid, spec.output_shape[-1]
+        self.grid, self.classes = model.grid, model.output_shape[-1]
         if not isinstance(labels, Mapping):
             _check_shapes(labels, 4, self.classes)
 
@@ -347,12 +345,7 @@ class MixToken(BatchTransform):
     The box has the grid's proportions and the area $1 - \lambda$ with $\lambda \sim
     \mathrm{Beta}(\alpha, \alpha)$, around a uniform center and clipped at the border, as in
     `keras_vitx.data.Mixing`. It depends on the seed, the epoch and the index of the batch, and is
-    part of the labels:
-
-    ```python
-    model.compile("adamw", SmoothedCrossentropy(0.1), metrics=["accuracy"])
-    model.fit(MixToken(batches.train, model), validation_data=batches.validation)
-    ```
+    part of the labels of `model.fit(MixToken(batches.train, model))`.
 
     In training, accuracy refers to the label of the larger area. On several devices of
     PyTorch or TensorFlow, images are exchanged among those of one device.
@@ -373,20 +366,21 @@ class MixToken(BatchTransform):
     def __init__(
         self,
         batches: Iterable,
-        model: keras.Model | ModelSpec,
+        model: keras.Model,
         alpha: float = 1.0,
         seed: int = 0,
     ):
         super().__init__(batches)
-        spec = ModelSpec.of(model)
-        if spec.embedded_grid is None:
+        # The first grid is that of the patch embedding.
+        self.grid = next((x.new_grid for x in model.layers if hasattr(x, "new_grid")), None)
+        if self.grid is None:
             raise ValueError(
                 "`model` must be a `Chain`: MixToken exchanges patches after the patch embedding. "
-                f"Received: {spec.name}."
+                f"Received: {described(model)}."
             )
         if not alpha > 0:
             raise ValueError(f"`alpha` must be above 0. Received: {alpha!r}.")
-        self.grid, self.alpha, self.seed = spec.embedded_grid, alpha, seed
+        self.alpha, self.seed = alpha, seed
 
     def transform(self, images, labels, index):
         # The 1 makes the boxes independent of the augmentation of the same batch.

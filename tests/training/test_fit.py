@@ -75,26 +75,6 @@ def test_a_directory_that_holds_a_run_is_refused(run):
     assert {path: path.read_bytes() for path in run[2].rglob("*.*") if path.is_file()} == before
 
 
-def test_a_network_of_the_zoo_learns():
-    """In half precision, with logits, on images held out from the training images."""
-    keras.utils.set_random_seed(0)
-    model = kv.CaiT(
-        16, 1, 2, class_depth=1, layer_scale=0.5, patch_size=2, input_shape=(4, 4, 1), classes=2,
-        classifier_activation=None,
-    )  # fmt: skip
-    # Told apart by brightness: positions start too small to be learned in so few steps.
-    labels = np.arange(200) % 2
-    images = np.random.default_rng(0).integers(0, 120, (200, 4, 4, 1))
-    images = (images + 100 * labels[:, None, None, None]).astype("uint8")
-    recipe = Recipe("mine").replace(epochs=3, batch_size=16, learning_rate=1e-2, augmentation=None)
-    options = {"validation_split": 0.2, "precision": "mixed_bfloat16", "verbose": 0}
-    history = kv.fit(model, (images, labels), recipe, **options)
-    assert max(history.history["val_accuracy"]) > 0.9
-    assert history.test is None
-    assert model.get_layer("blocks_0").compute_dtype == "bfloat16"
-    assert model.loss.from_logits
-
-
 class Interruption(keras.callbacks.Callback):
     """Make the first step of an epoch fail."""
 
@@ -176,9 +156,7 @@ def test_what_the_user_did_not_compile_is_the_recipes(run, caplog):
 @pytest.mark.parametrize(
     ("outputs", "activation", "labels", "metric"),
     [
-        (2, "softmax", np.eye(2)[TRAIN[1]], "accuracy"),
         (2, None, np.eye(2)[TRAIN[1]] * 0.8 + 0.1, "accuracy"),
-        (2, "sigmoid", TRAIN[1], "accuracy"),
         (1, "sigmoid", TRAIN[1], "accuracy"),
         (3, "sigmoid", np.stack([TRAIN[1], 1 - TRAIN[1], np.zeros(48, int)], 1), "binary_accuracy"),
         (1, None, AGES, "mean_absolute_error"),
@@ -246,15 +224,6 @@ def test_endless_batches():
 
 
 @pytest.mark.backend_free
-def test_mixed_images_and_a_fraction_of_them(tmp_path):
-    options = SHORT | {"augmentation": "rand_augment", "mixing": kv.data.Mixing(), "epochs": 1}
-    kv.fit(small(), (TRAIN, VALIDATION), fraction=0.5, output=tmp_path, **options)
-    record = run_of(tmp_path)
-    assert (record["train_images"], record["validation_images"]) == (24, 14)
-    assert record["recipe"]["mixing"]["cutmix"] == 1.0
-
-
-@pytest.mark.backend_free
 def test_weights_of_classes_by_name(tmp_path):
     source = named(tmp_path / "named.npz", *TRAIN, ("left", "right"))
     for weights in ({"left": 0.0, "right": 0.0}, {0: 0, np.int64(1): 0}):
@@ -291,6 +260,10 @@ def test_the_head_first():
     keras.utils.set_random_seed(0)
     model = kv.ViT(8, 2, 2, patch_size=2, input_shape=(4, 4, 1), classes=2)
     body, head, seen = model.get_layer("blocks_0"), model.layers[-1], []
+    # keras-team/keras#7145, keras-team/keras#19208
+    model.get_layer("blocks_1").attention.trainable = False
+    model.get_layer("blocks_1").mlp.fc1.enable_lora(2)
+    trained = [variable.path for variable in model.trainable_variables]
 
     def note(logs=None):
         seen.append([array(body.variables[0]).copy(), array(head.kernel).copy()])
@@ -301,7 +274,7 @@ def test_the_head_first():
     np.testing.assert_array_equal(seen[0][0], seen[1][0])
     assert np.abs(seen[0][1] - seen[1][1]).max() > 1e-4
     assert np.abs(array(body.variables[0]) - seen[1][0]).max() > 1e-6
-    assert all(layer.trainable for layer in model.layers)
+    assert [variable.path for variable in model.trainable_variables] == trained
 
 
 @pytest.mark.backend_free
@@ -311,11 +284,10 @@ def test_early_stopping():
 
 
 @pytest.mark.backend_free
-@pytest.mark.parametrize("result", ("best", "last"))
-def test_a_callback_that_restores_weights_has_the_last_word(result):
+def test_a_callback_that_restores_weights_has_the_last_word():
     model = small()
     stop = keras.callbacks.EarlyStopping("val_loss", patience=1, restore_best_weights=True)
-    kv.fit(model, WORSE, callbacks=[stop], result=result, **{**SHORT, "epochs": 4})
+    kv.fit(model, WORSE, callbacks=[stop], result="last", **{**SHORT, "epochs": 4})
     assert stop.best_epoch == 0
     same_weights(model, stop.best_weights)
 

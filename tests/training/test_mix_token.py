@@ -31,13 +31,13 @@ WEIGHTS = {
 }
 
 
-def toy(head="dense", between=(), **arguments):
+def toy(head="dense"):
     """A chain whose patches meet in their mean only."""
     keras.utils.set_random_seed(0)
     tokens = layers.ClassToken(2 if head == "token" else 1, name="tokens")
-    between = between or [layers.ContextBroadcasting(name="mean")]
-    chain = [layers.PatchEmbedding(6, 4, name="stem"), tokens, *between, *HEADS[head]()]
-    return Chain(chain, (8, 12, 3), preprocessing=HALVES, **arguments)
+    mean = layers.ContextBroadcasting(name="mean")
+    chain = [layers.PatchEmbedding(6, 4, name="stem"), tokens, mean, *HEADS[head]()]
+    return Chain(chain, (8, 12, 3), preprocessing=HALVES)
 
 
 def batch_of(count, soft=False):
@@ -181,25 +181,6 @@ def test_a_run_with_a_teacher_that_was_killed_continues(tmp_path):
     parts = toy("one")
     kv.fit(parts, source, resume=True, output=tmp_path / "parts", **options)
     same_weights(parts, whole)
-
-
-def test_the_loop_over_depth():
-    """Under JAX, equal blocks are run as a loop, unless `scan` is off."""
-    images, labels = batch_of(3)
-    y = {"head": labels, "mix_token": in_box(BOX, 3)}
-    losses = []
-    for how in ({}, {"scan": False}, {"remat": True}):
-        between = [
-            layers.Block(layers.Attention(2), layers.MLP(2), name=f"blocks_{i}") for i in range(3)
-        ]
-        model = toy("dense", between, **how)
-        for index, variable in enumerate(model.trainable_variables):
-            variable.assign(numbers(variable.shape, index, 0.2))
-        model.compile(keras.optimizers.SGD(0.1), SmoothedCrossentropy())
-        losses.append([model.train_on_batch(images, y, return_dict=True)["loss"] for _ in "12"])
-    assert losses[0][0] != losses[0][1]
-    for other in losses[1:]:
-        close(other, losses[0], 1e-4)
 
 
 @pytest.mark.backend_free
