@@ -15,7 +15,7 @@ from PIL import Image
 
 import keras_vitx as kv
 from keras_vitx.analysis import explore, measure, trace
-from keras_vitx.analysis.page.explore import quantize, weights
+from keras_vitx.analysis.page import quantize, weights
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
 PICTURES = np.random.default_rng(0).integers(0, 256, (2, 24, 20, 3), "uint8")
