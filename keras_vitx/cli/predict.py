@@ -1,6 +1,7 @@
 """`keras-vitx predict`: the most probable classes of images."""
 
 import csv as csv_format
+import json as json_format
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,6 @@ from keras_vitx.cli._options import (
     open_model,
 )
 from keras_vitx.cli._output import (
-    as_json,
     check_form,
     check_new,
     progress,
@@ -100,7 +100,7 @@ def main(
             if csv:
                 table.writerows(map(_csv_row, results))
             elif output is not None:
-                file.writelines(as_json(result) + "\n" for result in results)
+                file.writelines(json_format.dumps(result) + "\n" for result in results)
             else:
                 all_results += results
             advance(len(batch.paths) + len(batch.errors))

@@ -1,5 +1,6 @@
 import csv
 import json
+import sys
 
 import keras
 import numpy as np
@@ -155,7 +156,8 @@ def test_names_reach_no_terminal_as_commands(run, gray, form):
     model = kv.CaiT_Mini(classes=2)
     model.class_names = NAMES
     model.save("model.keras")
-    name, broken = "@\x1b]0;owned\x07.png", "\x1b[31mbroken.png"
+    bad = "\udcff" if sys.platform == "linux" else ""  # A byte that is not UTF-8.
+    name, broken = f"@\x1b]0;owned\x07{bad}.png", "\x1b[31mbroken.png"
     gray(name)
     open(broken, "w").close()
     out, err = run("predict", "model.keras", name, broken, *form, code=1)
