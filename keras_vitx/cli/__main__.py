@@ -1,6 +1,5 @@
 """The command line `keras-vitx`, also `python -m keras_vitx.cli`."""
 
-import contextlib
 import functools
 import importlib.util
 import logging
@@ -8,7 +7,7 @@ import os
 import pkgutil
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import typer
 from typer import Option
@@ -51,27 +50,21 @@ def _after_keras(name: str, command: Callable[..., None]) -> Callable[..., None]
 
     @functools.wraps(command)
     def run(*args, **kwargs):
-        with _without_native_log():
+        stderr = os.dup(2)
+        try:
+            with open(os.devnull, "w") as nothing:
+                os.dup2(nothing.fileno(), 2)
             import keras  # noqa: F401 - on the backend of `--backend`
 
             # On any backend, Keras imports it to set a seed.
             if name in ("export", "train") and importlib.util.find_spec("tensorflow"):
                 import tensorflow  # noqa: F401
+        finally:
+            os.dup2(stderr, 2)
+            os.close(stderr)
         return command(*args, **kwargs)
 
     return run
-
-
-@contextlib.contextmanager
-def _without_native_log() -> Iterator[None]:
-    saved = os.dup(2)
-    with open(os.devnull, "w") as nothing:
-        os.dup2(nothing.fileno(), 2)
-    try:
-        yield
-    finally:
-        os.dup2(saved, 2)
-        os.close(saved)
 
 
 for _, verb, _ in pkgutil.iter_modules(cli.__path__):

@@ -71,7 +71,7 @@ CASES = {
     "list": {
         "ResNet*": "No size matches 'ResNet*'",
         "CaiT_S63": "No size matches 'CaiT_S63'",
-        "missing.keras": "There is no file 'missing.keras'",
+        "missing.keras": "No such file or directory: 'missing.keras'",
         "text.keras": "not a .keras file",
         "tiny.keras --csv --json": "mutually exclusive",
         "--weights ResNet*": "No checkpoint matches 'ResNet*'",
