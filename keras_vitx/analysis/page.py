@@ -20,7 +20,7 @@ from PIL import Image
 from keras_vitx.analysis.measure import MEASURES, Measure, add_sums, check_measure, means
 from keras_vitx.analysis.measures import NotProbabilities
 from keras_vitx.analysis.pictures import likely_classes
-from keras_vitx.analysis.trace import blocks_of, check_model, trace
+from keras_vitx.analysis.trace import check_model, trace
 from keras_vitx.data import preprocess_input
 from keras_vitx.files import atomic_write, check_writable
 from keras_vitx.layers import ClassToken, RegisterTokens
@@ -115,7 +115,7 @@ def explore(
     """
     check_model(model, needs_maps=True)
     check_writable(path)
-    order = [block.name for block in blocks_of(model)]
+    order = [block.name for block in model.blocks]
     selection = _select_blocks(model, order, blocks)
     heads = _check_heads(heads)
     inputs = preprocess_input(images, model)
