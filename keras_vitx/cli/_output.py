@@ -5,7 +5,7 @@ import csv
 import itertools
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -36,18 +36,21 @@ def show(
     if as_json:
         show_json(rows)
     elif as_csv:
-        writer = csv.writer(sys.stdout, lineterminator="\n")
-        writer.writerow(rows[0])
-        for row in rows:
-            cells = (words(v) if isinstance(v, (list, tuple)) else v for v in row.values())
-            writer.writerow(map(csv_cell, cells))
+        for row in (rows[0], *(row.values() for row in rows)):
+            write_row(row, sys.stdout)
     else:
         _show_table(rows, group_by, formats or {})
 
 
-def show_json(value: Any) -> None:
+def write_row(values: Iterable[Any], file: TextIO) -> None:
+    """Write a row of CSV."""
+    cells = (words(v) if isinstance(v, (list, tuple)) else v for v in values)
+    csv.writer(file, lineterminator="\n").writerow(map(csv_cell, cells))
+
+
+def show_json(value: Any, file: TextIO | None = None, indent: int | None = 1) -> None:
     """Print a value as JSON in ASCII: names of files may be invalid UTF-8 or move a cursor."""
-    typer.echo(json.dumps(value, indent=1))
+    typer.echo(json.dumps(value, indent=indent), file)
 
 
 def say(text: object, *, error: bool = False) -> None:
