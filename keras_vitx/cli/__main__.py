@@ -91,6 +91,10 @@ def _check_values(words: list[str]) -> None:
 def main() -> None:
     """Run the command line; invalid input exits with one line of text and code 2."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
+    # A service may close standard error; the next file that is opened would take its place.
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(descriptor)
     handler = logging.StreamHandler()
     formatter = logging.Formatter()
     handler.format = lambda record: printable(formatter.format(record), keep="\n")

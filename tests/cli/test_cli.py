@@ -56,6 +56,14 @@ def test_a_command_is_the_first_to_import_the_package(verb, tiny_file, small_set
     assert done.returncode == 0, done.stderr[-2000:]
 
 
+@pytest.mark.skipif(os.name == "nt", reason="a POSIX shell closes the stream")
+@pytest.mark.parametrize("words, code", [("list CaiT_Mini --csv", 0), ("list ResNet", 2)])
+def test_a_closed_standard_error(words, code, tmp_path):
+    command = f"{sys.executable} -m keras_vitx.cli {words} 2>&-"
+    done = subprocess.run(command, shell=True, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == code and ("684458" in done.stdout) == (code == 0)
+
+
 def cells_of(table, row=-2):
     return [cell.strip() for cell in table.splitlines()[row].split("│")[1:-1]]
 
