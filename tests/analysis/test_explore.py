@@ -195,6 +195,22 @@ VISIT = """<script>
 </script>"""
 
 
+def opened(path):
+    """Return what Chromium makes of a page."""
+    command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"]
+    command += [f"--user-data-dir={path.parent / 'profile'}", "--virtual-time-budget=20000"]
+    return subprocess.check_output([*command, path.as_uri()], text=True, timeout=120)
+
+
+@pytest.mark.backend_free
+@pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
+def test_a_measure_without_numbers_has_no_chart(tmp_path):
+    """The similarity of heads, for one head: its scale had no end."""
+    page = opened(explore(FAMILIES["ViT"](num_heads=1), PICTURES, tmp_path / "page.html"))
+    assert 'data-ready="true"' in page and "<h3>Entropy</h3>" in page
+    assert "<h3>Similarity of heads</h3>" not in page
+
+
 @pytest.mark.backend_free
 @pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
 def test_mouse_and_keys(tmp_path):
@@ -202,18 +218,7 @@ def test_mouse_and_keys(tmp_path):
     path = explore(model, PICTURES, tmp_path / "page.html")
     page = path.read_text("utf-8").replace("<title>", LISTENER + "<title>")
     path.write_text(page.replace("</body>", VISIT + "</body>"), "utf-8")
-    dumped = subprocess.run(
-        [
-            *(CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu"),
-            *(f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=20000"),
-            *("--dump-dom", path.as_uri()),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    ).stdout
-    found = json.loads(unescape(re.search(r'<pre id="found">(.*)</pre>', dumped)[1]))
+    found = json.loads(unescape(re.search(r'<pre id="found">(.*)</pre>', opened(path))[1]))
     assert found["errors"] == []
     for name, words in {
         "clicked": "Block 0 (blocks_0), mean; the query is the patch in row 1, column 2.",
