@@ -75,7 +75,7 @@ for _, verb, _ in pkgutil.iter_modules(cli.__path__):
 
 def _expand_user(argument: str) -> str:
     """Expand `~` in an argument, also in `--option=~/path`."""
-    option, equals, value = argument.rpartition("=") if argument[:2] == "--" else ("", "", argument)
+    option, equals, value = argument.partition("=") if argument[:2] == "--" else ("", "", argument)
     return option + equals + (os.path.expanduser(value) if value[:1] == "~" else value)
 
 

@@ -162,5 +162,5 @@ def test_names_reach_no_terminal_as_commands(run, gray, form):
 def test_a_tilde_is_the_directory_of_the_user(run, tiny_file, gray, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     gray(tmp_path / "a.png")
-    run("predict", tiny_file, "~/a.png", "--output=~/found.csv")
-    assert (tmp_path / "found.csv").is_file()
+    run("predict", tiny_file, "~/a.png", "--output=~/top=1.csv")
+    assert (tmp_path / "top=1.csv").is_file()
