@@ -35,17 +35,13 @@ import warnings
 from importlib.metadata import version
 from pathlib import Path
 
+from contenders import TIMM
+
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-MODELS = {
-    "ViT_S": "deit_small_patch16_224",
-    "CaiT_S24": "cait_s24_224",
-    "ConViT_S": "convit_small",
-    "DeepViT_S": None,
-    "RefinedViT_S": None,
-}
-"""The models whose steps are timed, and timm's names for them."""
+MODELS = ("ViT_S", "CaiT_S24", "ConViT_S", "DeepViT_S", "RefinedViT_S")
+"""The models whose steps are timed."""
 FAMILIES = ("ViT_Ti", "CaiT_XXS24", "ConViT_Ti", "DeepViT_S", "RefinedViT_S", "CBViT_Ti", "PiT_B")
 HEAVY = ("CaiT_S24", "RefinedViT_S")
 TOYS = ("CaiT_Mini", "RefinedViT_Mini")
@@ -65,7 +61,7 @@ def cells(options):
     for count in counts:
         for name in names:
             yield {"cell": "step", "model": name, "batch": count}
-            if MODELS.get(name) and backend() == "torch":
+            if name in TIMM and backend() == "torch":
                 yield {"cell": "timm", "model": name, "batch": count}
     for name in heavy[:1] if toy else heavy:
         for how in (
@@ -96,9 +92,8 @@ def main() -> None:
         arguments = dict(options.one)
         print(json.dumps(globals()[arguments.pop("cell")](**arguments)))
         return
-    unknown = set(options.models or ()) - {*MODELS, *FAMILIES, *TOYS}
-    if unknown:
-        parser.error(f"--models must be of {', '.join({**MODELS, **dict.fromkeys(FAMILIES)})}.")
+    if set(options.models or ()) - {*MODELS, *FAMILIES, *TOYS}:
+        parser.error(f"--models must be of {', '.join(dict.fromkeys((*MODELS, *FAMILIES)))}.")
     end = time.monotonic() + 60 * options.minutes
     rows = [json.loads(line) for line in options.output.open()] if options.output.exists() else []
     results = {key(row["cell"]): row["result"] for row in rows if "failed" not in row["result"]}
@@ -389,7 +384,7 @@ def timm(model, batch):
     import torch
 
     device = "cuda" if on_gpu() else "cpu"
-    model = library.create_model(MODELS[model], drop_path_rate=0.1).to(device).train()
+    model = library.create_model(TIMM[model], drop_path_rate=0.1).to(device).train()
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3, weight_decay=0.05)
     images = torch.randn(batch, 3, 224, 224, device=device)
     labels = torch.randint(1000, (batch,), device=device)

@@ -45,9 +45,8 @@ MODELS = {
     "Mixer": ("Mixer", {"dim": 96, "patch_size": 4} | MINI),
     "distilled": ("ViT_Mini", MINI | {"distillation_token": True}),
     "dense head": ("RefinedViT_Mini", MINI | {"dense_head": True}),
-    "LoRA": ("CaiT_Mini", MINI | {"class_depth": 1}),
-    "pixels": ("ConViT_Mini", MINI | {"local_depth": 1}),
 }
+MODELS |= {"LoRA": MODELS["CaiT"], "pixels": MODELS["ConViT"]}
 """The rows: constructors and arguments. `LoRA` has adapters, `pixels` its preprocessing inside."""
 NPM = Path(__file__).parents[1] / "build" / "npm" / "onnxruntime-web" / "dist"
 

@@ -11,6 +11,7 @@ import os
 import resource
 import sys
 import time
+import types
 from collections.abc import Callable
 from pathlib import Path
 
@@ -59,12 +60,14 @@ def keras_hub(task: dict) -> Callable[[], None]:
     return keras_steps(model, task)
 
 
-def timm(task: dict) -> Callable[[], None]:
-    import types
-
-    # The installed torchvision may not match torch; timm imports it, but it is not used here.
+def skip_torchvision() -> None:
+    """Let timm import torchvision, which may not match torch and is not used here."""
     name = "torchvision._meta_registrations"
     sys.modules.setdefault(name, types.ModuleType(name))
+
+
+def timm(task: dict) -> Callable[[], None]:
+    skip_torchvision()
     import timm
 
     return torch_steps(timm.create_model(TIMM[task["model"]]), task)

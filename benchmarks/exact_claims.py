@@ -25,13 +25,9 @@ def softmax_maps() -> np.ndarray:
     return logits / logits.sum(-1, keepdims=True)
 
 
-def array(tensor) -> np.ndarray:
-    return np.asarray(ops.convert_to_numpy(tensor))
-
-
 def difference(first, second) -> float:
     """Return the largest difference, relative to the largest value."""
-    first, second = array(first), array(second)
+    first, second = map(ops.convert_to_numpy, (first, second))
     return float(np.abs(first - second).max() / np.abs(second).max())
 
 
@@ -45,7 +41,7 @@ def local_then_global() -> float:
     maps, values = softmax_maps(), tokens(BATCH, HEADS, TOKENS, DIM)
     layer = layers.LocalMapConvolution(3)
     refined = layer(maps)
-    kernel = array(layer.kernel)[:, 0]
+    kernel = ops.convert_to_numpy(layer.kernel)[:, 0]
     padded = np.pad(values, ((0, 0), (0, 0), (1, 1), (0, 0)))
     rows = np.pad(maps, ((0, 0), (0, 0), (1, 1), (0, 0)))
     total = 0
@@ -76,7 +72,7 @@ def scales_fold() -> float:
     scale = layers.LayerScale(0.1)
     scale(dense(x))
     randomize(dense), randomize(scale)
-    kernel, bias, factor = map(array, (dense.kernel, dense.bias, scale.weights[0]))
+    kernel, bias, factor = map(ops.convert_to_numpy, (dense.kernel, dense.bias, scale.weights[0]))
     return difference(scale(dense(x)), x @ (kernel * factor) + bias * factor)
 
 
@@ -85,8 +81,8 @@ def identity_re_attention() -> float:
     maps, layer = softmax_maps(), layers.ReAttention(normalize=False)
     layer(maps)
     kernel, bias = layer.reatten_matrix.weights
-    kernel.assign(np.eye(HEADS, dtype="float32").reshape(kernel.shape))
-    bias.assign(np.zeros(HEADS, "float32"))
+    kernel.assign(np.eye(HEADS).reshape(kernel.shape))
+    bias.assign(np.zeros(HEADS))
     return difference(layer(maps), maps)
 
 

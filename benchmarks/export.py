@@ -19,6 +19,8 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
+import tables
+from contenders import TIMM, skip_torchvision
 
 FAMILIES = ("ViT", "CaiT", "ConViT", "DeepViT", "RefinedViT", "CBViT")
 PRECISIONS = ("float32", "mixed_bfloat16", "int8", "int4", "dynamic", "static")
@@ -55,13 +57,6 @@ def accuracy(data: str, precisions: list[str]) -> None:
         print(f"| {' | '.join(row)} |", flush=True)
 
 
-TIMM = {
-    "CaiT_XXS24": "cait_xxs24_224",
-    "CaiT_S24": "cait_s24_224",
-    "ConViT_S": "convit_small",
-}
-
-
 def in_turns(files: list[tuple], rounds: int) -> list[float]:
     """Return the median latency of each (path, runtime, images), in ms."""
     from keras_vitx.export.convert import run_file
@@ -77,13 +72,9 @@ def in_turns(files: list[tuple], rounds: int) -> list[float]:
 
 def against_timm(size: str, rounds: int) -> None:
     """Print the latencies of a size of ours and of timm's."""
-    import types
-
     import keras_vitx as kv
 
-    # The installed torchvision may not match torch; timm imports it, but it is not used here.
-    module = "torchvision._meta_registrations"
-    sys.modules.setdefault(module, types.ModuleType(module))
+    skip_torchvision()
     import timm
     import torch
     from timm.utils.onnx import onnx_export
@@ -99,14 +90,14 @@ def against_timm(size: str, rounds: int) -> None:
         with torch.no_grad():
             network(example)  # ConViT keeps its positions, which must not be inference tensors.
             onnx_export(network, str(theirs), example, input_size=(3, 224, 224))
-        runtimes = ("onnx", "openvino")
         given = ((ours, images), (theirs, images.transpose(0, 3, 1, 2).copy()))
-        files = [(path, runtime, batch) for runtime in runtimes for path, batch in given]
+        files = [
+            (path, runtime, batch) for runtime in ("onnx", "openvino") for path, batch in given
+        ]
         latencies = in_turns(files, rounds)
-    print(f"{size}, one image at 224\n| runtime | ours, ms | timm, ms |\n|---|---|---|")
-    for index, runtime in enumerate(runtimes):
-        mine, other = latencies[2 * index : 2 * index + 2]
-        print(f"| {runtime} | {mine:.0f} | {other:.0f} |")
+    rounded = [f"{latency:.0f}" for latency in latencies]
+    rows = [["onnx", *rounded[:2]], ["openvino", *rounded[2:]]]
+    print(size, tables.markdown([["one image at 224", "ours, ms", "timm, ms"], *rows]), sep="\n")
 
 
 def main() -> None:

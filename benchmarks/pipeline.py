@@ -17,15 +17,14 @@ import argparse
 import itertools
 import os
 import statistics
-import sys
 import tempfile
 import time
-import types
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+from contenders import skip_torchvision
 from PIL import Image, ImageOps
 
 import keras_vitx as kv
@@ -70,9 +69,7 @@ def our_batches(directory: Path, size: int, batch_size: int, name: str, workers:
 def timm_loader(directory: Path, size: int, batch_size: int, name: str, workers: int = 0):
     import torch
 
-    # Only the Python part of torchvision is needed: its operators may not match torch.
-    name_of_operators = "torchvision._meta_registrations"
-    sys.modules.setdefault(name_of_operators, types.ModuleType(name_of_operators))
+    skip_torchvision()
     from timm.data import FastCollateMixup, ImageDataset, create_loader
 
     # Since Pillow 13, timm's posterization to 0 bits raises.

@@ -9,11 +9,11 @@ The results are those of benchmarks/pretrained.py. A table replaces that with th
 
 import argparse
 import json
-import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tables
 from PIL import Image
 from pretrained import COLORS, FORMS, IMAGES, MEASURES, SIMILARITIES, VARIANTS, WEIGHTS, network
 
@@ -113,19 +113,6 @@ def results_of(directory: Path) -> list[tuple[str, dict[int, dict[str, Any]]]]:
     return [(name, seeds) for name, seeds in found.items() if seeds]
 
 
-def write(page: Path, rows: Rows) -> None:
-    """Replace the table of a page that has the same header; print it if there is none."""
-    lines = [f"| {' | '.join(row)} |" for row in rows]
-    lines.insert(1, "|---" * len(rows[0]) + "|")
-    table = "\n".join(lines) + "\n"
-    pattern = rf"^{re.escape(lines[0])}\n(\|.*\n)+"
-    text, count = re.subn(pattern, lambda _: table, page.read_text(), flags=re.MULTILINE)
-    if count:
-        page.write_text(text)
-    else:
-        print(table)
-
-
 def draw(options: argparse.Namespace) -> None:
     """Draw the attention of the class token and of a patch, and measures by block."""
     with np.load(options.reference) as arrays:
@@ -158,11 +145,8 @@ def draw(options: argparse.Namespace) -> None:
 def shrink(path: Path, width: int) -> None:
     """Rewrite a picture with at most this width and 256 colors."""
     with Image.open(path) as picture:
-        size = (
-            min(width, picture.width),
-            picture.height * min(width, picture.width) // picture.width,
-        )
-        small = picture.convert("RGB").resize(size, Image.Resampling.LANCZOS)
+        small = picture.convert("RGB")
+    small.thumbnail((width, small.height), Image.Resampling.LANCZOS)
     small.quantize(256, kmeans=1, dither=Image.Dither.NONE).save(path, optimize=True)
 
 
@@ -175,10 +159,12 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--pictures", type=Path, help="directory of the pictures")
     parser.add_argument("--smoke", action="store_true", help="a tiny network")
     options = parser.parse_args(words)
-    tables = [compared, *(lambda d, i=images: by_block(d, i) for images in IMAGES)]
-    for table in (*tables, tuned, after_tuning):
+    measured = (lambda d, i=images: by_block(d, i) for images in IMAGES)
+    for table in (compared, *measured, tuned, after_tuning):
         if len(rows := table(options.directory)) > 1:
-            write(options.page, rows)
+            new = tables.markdown(rows)
+            if not tables.replace(options.page, new):
+                print(new)
     if options.pictures:
         draw(options)
 

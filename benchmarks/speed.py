@@ -14,8 +14,7 @@ rate is a model's MACs per second divided by those of the matrix product. Peers 
 run them and, under PyTorch, once more with the allocator settings of `keras_vitx.keep_memory`
 ("kept memory"), which leaves the ratio of the algorithms. In mixed_bfloat16, they run under
 autocast and as `.bfloat16()`. Where TensorFlow runs, Keras models run once more with XLA. A peer
-that is not installed is skipped with a message. Prints tables to standard output; --csv and
---plot write files.
+that is not installed is skipped with a message.
 """
 
 import argparse
@@ -33,6 +32,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
+import tables
 from contenders import KERAS_HUB, PLAIN, TIMM, ZEROMODELS
 
 ROOT = Path(__file__).parents[1]
@@ -266,31 +266,28 @@ def _ratio(peer: Contender, own: Contender) -> float:
 
 def table(rows: list[dict]) -> str:
     """Return the rows as a Markdown table."""
-    lines = [
-        "| model | mode | implementation | backend | images/s | ± | share of matmul rate | "
-        "speed-up, same backend | best speed-up | peak MiB | first step s |",
-        "|" + "---|" * 11,
+    cells = [
+        (
+            *("model", "mode", "implementation", "backend", "images/s", "±"),
+            *("share of matmul rate", "speed-up, same backend", "best speed-up"),
+            *("peak MiB", "first step s"),
+        )
     ]
     for row in rows:
         own = row["who"].startswith("keras_vitx")
         ratios = row["speed-up"]
         same = ratios.get(row["backend"])
         best = max(ratios.items(), key=lambda item: item[1], default=None)
-        cells = (
-            row["model"],
-            row["mode"],
-            row["who"],
-            row["backend"],
-            f"{row['images/s']:.1f}",
-            f"{row['spread'] / 2:.0%}",
-            f"{row['share']:.0%}",
-            "" if own or same is None else f"{same:.2f}",
-            "" if own or best is None else f"{best[1]:.2f} ({best[0]})",
-            f"{row['memory']:.0f}",
-            f"{row['first']:.1f}",
+        cells.append(
+            (
+                *(row[name] for name in ("model", "mode", "who", "backend")),
+                *(f"{row['images/s']:.1f}", f"{row['spread'] / 2:.0%}", f"{row['share']:.0%}"),
+                "" if own or same is None else f"{same:.2f}",
+                "" if own or best is None else f"{best[1]:.2f} ({best[0]})",
+                *(f"{row['memory']:.0f}", f"{row['first']:.1f}"),
+            )
         )
-        lines.append("| " + " | ".join(map(str, cells)) + " |")
-    return "\n".join(lines)
+    return tables.markdown(cells)
 
 
 def summary(rows: list[dict]) -> str:
@@ -318,29 +315,23 @@ def costs(rows: list[dict]) -> str:
 
 
 def title(mode: str, backend: str) -> str:
-    """Return the title of a column."""
     return f"{TITLES[mode]}, {TITLES[backend]}"
 
 
 def pivot(cells: dict[tuple[str, str], str]) -> str:
     """Return cells by model and column, in order of appearance, as a Markdown table."""
     columns = list(dict.fromkeys(column for _, column in cells))
-    lines = [f"| model | {' | '.join(columns)} |", "|" + "---|" * (1 + len(columns))]
-    for model in dict.fromkeys(model for model, _ in cells):
-        lines.append(f"| {model} | {' | '.join(cells.get((model, c), '') for c in columns)} |")
-    return "\n".join(lines)
+    models = dict.fromkeys(model for model, _ in cells)
+    rows = ([model, *(cells.get((model, c), "") for c in columns)] for model in models)
+    return tables.markdown([["model", *columns], *rows])
 
 
 def write(rows: list[dict]) -> None:
     """Replace the tables of docs/speed.md that have the same columns."""
     path = ROOT / "docs" / "speed.md"
     for new in (summary(rows), costs(rows)):
-        header = new.partition("\n")[0]
-        pattern = rf"^{re.escape(header)}\n(\|.*\n)+"
-        text, count = re.subn(pattern, f"{new}\n", path.read_text(), flags=re.MULTILINE)
-        if count != 1:
-            raise SystemExit(f"{path} has no table with the columns of this run: {header}")
-        path.write_text(text)
+        if not tables.replace(path, new):
+            raise SystemExit(f"{path} has no table with the columns of this run:\n{new}")
 
 
 def plot(rows: list[dict], path: Path) -> None:
@@ -383,7 +374,7 @@ def main() -> None:
     )
     parser.add_argument("--write", action="store_true", help="write the tables of docs/speed.md")
     parser.add_argument("--csv", type=Path, help="CSV file for the rows")
-    parser.add_argument("--plot", type=Path, help="image file for the plot")
+    parser.add_argument("--plot", type=Path, help="image file for the plot, docs/speed.png")
     arguments = parser.parse_args()
     selected = arguments.models or arguments.modes or arguments.backends or arguments.quick
     if arguments.write and (selected or arguments.precision != "float32" or arguments.batch != 8):

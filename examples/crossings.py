@@ -33,21 +33,9 @@ def sharing_in_cb_vit(index):
 
 
 CROSSINGS = {
-    "ConViT, re-attention": (
-        kv.ConViT,
-        {"local_depth": 3},
-        {"attention": re_attention_in_convit},
-    ),
-    "CaiT, Context Broadcasting": (
-        kv.CaiT,
-        {"layer_scale": 0.1},
-        {"mlp": broadcasting_in_cait},
-    ),
-    "CB-ViT, shared attention": (
-        kv.CBViT,
-        {},
-        {"attention": sharing_in_cb_vit},
-    ),
+    "ConViT, re-attention": (kv.ConViT, {"local_depth": 3}, {"attention": re_attention_in_convit}),
+    "CaiT, Context Broadcasting": (kv.CaiT, {"layer_scale": 0.1}, {"mlp": broadcasting_in_cait}),
+    "CB-ViT, shared attention": (kv.CBViT, {}, {"attention": sharing_in_cb_vit}),
 }
 
 

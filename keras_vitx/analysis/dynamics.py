@@ -13,7 +13,7 @@ from keras_vitx.analysis.figures import shade
 from keras_vitx.analysis.measure import check_measure, measure
 from keras_vitx.analysis.trace import check_images
 from keras_vitx.drawing import Picture, drawing
-from keras_vitx.files import atomic_write, check_writable
+from keras_vitx.files import check_writable, write_csv
 from keras_vitx.text import nearest, needs_extra
 
 COLUMNS = ("epoch", "step", "measure", "block", "head", "value")
@@ -45,8 +45,8 @@ class MeasureDuringTraining(keras.callbacks.Callback):
         rows: The rows, as dictionaries.
 
     Raises:
-        ValueError: if a measure is unknown or returns maps, or `every` or `batch_size` is below 1;
-            at the start of training, as in `measure`.
+        ValueError: if a measure is unknown or returns maps, or `every` is below 1; at the start of
+            training, as in `measure`.
         ImportError: if `log_dir` is set and tensorboard is not installed.
         OSError: if the file can't be written.
     """
@@ -71,8 +71,6 @@ class MeasureDuringTraining(keras.callbacks.Callback):
                 )
         if every is not None and every < 1:
             raise ValueError(f"`every` must be at least 1, or None. Received: {every}.")
-        if batch_size < 1:
-            raise ValueError(f"`batch_size` must be at least 1. Received: {batch_size}.")
         if path is not None:
             check_writable(path)
         self.images, self.every, self.batch_size = images, every, batch_size
@@ -125,10 +123,7 @@ class MeasureDuringTraining(keras.callbacks.Callback):
                 if self.writer is not None:
                     self.writer.add_scalar(f"{name}/{block}", float(np.mean(values)), self.step)
         if self.path is not None:
-            with atomic_write(self.path) as path, path.open("w", newline="") as file:
-                writer = csv.DictWriter(file, COLUMNS)
-                writer.writeheader()
-                writer.writerows(self.rows)
+            write_csv(self.rows, self.path)
 
     def get_state(self) -> dict[str, Any]:
         """Return the rows, for a checkpoint of `keras_vitx.training.resumable_fit`."""

@@ -76,7 +76,6 @@ def measure(
         ValueError: as in `trace`; if a measure is unknown or applies to no block of the model; if a
             measure of probabilities gets maps that are not, by `maps="values"`.
     """
-    check_model(model)
     images = check_images(model, images)
     if batch_size < 1:
         raise ValueError(f"`batch_size` must be at least 1. Received: {batch_size}.")

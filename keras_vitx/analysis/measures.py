@@ -204,13 +204,7 @@ def centered(maps: Any) -> np.ndarray:
 def map_cosines(
     maps: Any, others: Any, over: Literal["queries", "heads"] = "queries"
 ) -> np.ndarray:
-    r"""Return the cosines between the maps of two blocks, `(..., heads, queries, keys)`.
-
-    $$M^{p,q}_{h,t} = \frac{A^{p\,\top}_{h,:,t} A^q_{h,:,t}}
-        {\|A^p_{h,:,t}\| \|A^q_{h,:,t}\|}$$
-    over the queries, one value per head $h$ and key $t$ (DeepViT, Section 3, Equation 2);
-    over the heads, one per query and key, as in the regularizer of the released code.
-    """
+    """Return the cosines between the maps of two blocks, of which `map_similarity` is the mean."""
     if over not in ("queries", "heads"):
         raise ValueError(f"`over` must be 'queries' or 'heads'. Received: {over!r}.")
     maps, others = _float_maps(maps), _float_maps(others)
@@ -222,15 +216,15 @@ def map_cosines(
 def map_similarity(
     maps: Any, others: Any, over: Literal["queries", "heads"] = "queries"
 ) -> np.ndarray:
-    r"""Return the mean cosine between the maps of two blocks (DeepViT, Equation 6).
+    r"""Return the mean cosine between the maps of two blocks (DeepViT, Equations 2 and 6).
 
     $$\frac{1}{HT} \sum_{h,t} \cos(A^p_{h,:,t}, A^q_{h,:,t})$$
 
     Args:
         maps: The maps of a block, `(..., heads, queries, keys)`.
         others: Those of another block, of the same shape.
-        over: `"queries"`: one cosine per head and key (Equation 2); `"heads"`: one per query
-            and key, as in the regularizer of the released code.
+        over: `"queries"`: one cosine per head $h$ and key $t$; `"heads"`: one per query and key,
+            as in the regularizer of the released code.
 
     Returns:
         `(...)`.
@@ -335,11 +329,9 @@ def feature_similarity(tokens: Any, last: Any) -> np.ndarray:
 
 
 def linear_cka(x: Any, y: Any) -> float:
-    r"""Return the linear centered kernel alignment of two sets of features, `(images, ...)`.
+    """Return the linear centered kernel alignment of features `(images, ...)`, 0 to 1.
 
-    $$\mathrm{CKA}(X, Y) = \frac{\|Y^\top X\|_F^2}{\|X^\top X\|_F \, \|Y^\top Y\|_F}$$
-    with centered columns (Kornblith et al., 2019; Refiner, Appendix A.4). The result is 0 to 1,
-    or NaN if one set is the same for all images.
+    It is NaN if one set is the same for all images.
     """
     x, y = np.asarray(x, "float64"), np.asarray(y, "float64")
     if len(x) != len(y) or len(x) < 2:
@@ -365,9 +357,9 @@ def normalized_cka(features: Sequence[Any], last: Any | None = None) -> np.ndarr
     $$F_k = \mathrm{CKA}(f_k, f_\text{out}) / \mathrm{CKA}(f_\text{in}, f_\text{out})$$
     with $f_\text{in}$ the output of the first block (Refiner, Appendix A.4, Equation 2;
     Figures 2 and 4), and the linear centered kernel alignment
-    $\mathrm{CKA}(X, Y) = \|Y^\top X\|_F^2 / (\|X^\top X\|_F \, \|Y^\top Y\|_F)$.
-    The paper averages over ten random batches of 32 images. It does not say whether tokens are
-    flattened or pooled, which the shape of `features` decides here.
+    $\mathrm{CKA}(X, Y) = \|Y^\top X\|_F^2 / (\|X^\top X\|_F \, \|Y^\top Y\|_F)$ of centered
+    columns (Kornblith et al., 2019). The paper averages over ten random batches of 32 images,
+    and does not say whether tokens are flattened or pooled: the shape of `features` decides.
 
     Args:
         features: The features after each block, `(images, ...)`: tokens, which are flattened, or

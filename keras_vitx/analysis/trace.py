@@ -12,7 +12,6 @@ import numpy as np
 from keras import ops
 
 from keras_vitx.backend import without_gradients
-from keras_vitx.layers import Block
 from keras_vitx.text import nearest
 
 
@@ -105,17 +104,17 @@ def trace(
         ValueError: if the model is not a `Chain` or has no blocks, if the images don't have the
             shape of its input, or if `blocks` names an unknown block.
     """
-    check_model(model)
-    names = [block.name for block in blocks_of(model)]
+    images = check_images(model, images)
+    names = [block.name for block in model.blocks]
     selection = set(names if blocks is None else blocks)
     for name in selection.difference(names):
         raise ValueError(f"The model {model.name!r} has no block {name!r}. {nearest(name, names)}")
-    return _walk(model, check_images(model, images), selection)
+    return _walk(model, images, selection)
 
 
 def _walk(model, images, selection):
     grids = {tokens.name: tokens.grid for tokens in model.token_layout}
-    indices = {block.name: index for index, block in enumerate(blocks_of(model))}
+    indices = {block.name: index for index, block in enumerate(model.blocks)}
     x = ops.convert_to_tensor(images, dtype="float32")
     for step in model.layers:
         if not selection:
@@ -164,9 +163,8 @@ def embedding_maps(model: keras.Model, images: Any) -> Iterator[tuple[str, np.nd
     Raises:
         ValueError: as in `trace`, and if the width of the tokens changes (PiT).
     """
-    check_model(model)
     images = check_images(model, images)
-    embedding, blocks = model.layers[0], [b for b in blocks_of(model) if _reads_tokens(b)]
+    embedding, blocks = model.layers[0], [b for b in model.blocks if _reads_tokens(b)]
     if {block.norm1.gamma.shape[0] for block in blocks} - {embedding.output.shape[-1]}:
         raise ValueError(
             f"The tokens of {model.name!r} change their width: its patch embeddings do not fit "
@@ -228,14 +226,15 @@ def check_model(model: Any, needs_maps: bool = False) -> None:
             f"`model` must be a model of keras_vitx, a Chain. Received: {type(model).__name__}"
             f"{name}. keras_vitx.as_chain converts a model that was cut from a Chain."
         )
-    if not blocks_of(model):
+    if not model.blocks:
         raise ValueError(f"The model {model.name!r} has no blocks (keras_vitx.layers.Block).")
-    if needs_maps and not any(block.has_maps for block in blocks_of(model)):
+    if needs_maps and not any(block.has_maps for block in model.blocks):
         raise ValueError(f"The model {model.name!r} has no attention maps.")
 
 
 def check_images(model: keras.Model, images: Any) -> Any:
-    """Return `images` as an array or a tensor; raise a ValueError if they don't fit the model."""
+    """Return `images` as an array or a tensor; a ValueError if they or the model don't fit."""
+    check_model(model)
     images = images if hasattr(images, "shape") else np.asarray(images)
     shape, expected = tuple(images.shape), (None, *model.input_shape[1:])
     fits = len(shape) == len(expected) and all(
@@ -247,11 +246,6 @@ def check_images(model: keras.Model, images: Any) -> Any:
             f"Received: {shape}. keras_vitx.preprocess_input resizes and normalizes images."
         )
     return images
-
-
-def blocks_of(model: keras.Model) -> list[Block]:
-    """Return the blocks of a model, in order."""
-    return [step for step in model.layers if isinstance(step, Block)]
 
 
 def as_array(tensor: Any) -> np.ndarray:

@@ -1,6 +1,5 @@
 """The command line `keras-vitx`, also `python -m keras_vitx.cli`."""
 
-import contextlib
 import functools
 import importlib.util
 import logging
@@ -8,7 +7,7 @@ import os
 import pkgutil
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import typer
 from typer import Option
@@ -51,27 +50,21 @@ def _after_keras(name: str, command: Callable[..., None]) -> Callable[..., None]
 
     @functools.wraps(command)
     def run(*args, **kwargs):
-        with _without_native_log():
+        stderr = os.dup(2)
+        try:
+            with open(os.devnull, "w") as nothing:
+                os.dup2(nothing.fileno(), 2)
             import keras  # noqa: F401 - on the backend of `--backend`
 
             # On any backend, Keras imports it to set a seed.
             if name in ("export", "train") and importlib.util.find_spec("tensorflow"):
                 import tensorflow  # noqa: F401
+        finally:
+            os.dup2(stderr, 2)
+            os.close(stderr)
         return command(*args, **kwargs)
 
     return run
-
-
-@contextlib.contextmanager
-def _without_native_log() -> Iterator[None]:
-    saved = os.dup(2)
-    with open(os.devnull, "w") as nothing:
-        os.dup2(nothing.fileno(), 2)
-    try:
-        yield
-    finally:
-        os.dup2(saved, 2)
-        os.close(saved)
 
 
 for _, verb, _ in pkgutil.iter_modules(cli.__path__):
@@ -82,7 +75,7 @@ for _, verb, _ in pkgutil.iter_modules(cli.__path__):
 
 def _expand_user(argument: str) -> str:
     """Expand `~` in an argument, also in `--option=~/path`."""
-    option, equals, value = argument.rpartition("=") if argument[:2] == "--" else ("", "", argument)
+    option, equals, value = argument.partition("=") if argument[:2] == "--" else ("", "", argument)
     return option + equals + (os.path.expanduser(value) if value[:1] == "~" else value)
 
 
@@ -98,6 +91,10 @@ def _check_values(words: list[str]) -> None:
 def main() -> None:
     """Run the command line; invalid input exits with one line of text and code 2."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
+    # A service may close standard error; the next file that is opened would take its place.
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(descriptor)
     handler = logging.StreamHandler()
     formatter = logging.Formatter()
     handler.format = lambda record: printable(formatter.format(record), keep="\n")

@@ -65,7 +65,7 @@ Strict = Annotated[bool, Option("--strict", help="Stop at an image that can't be
 
 
 def is_size(model: str) -> bool:
-    """Return whether `model` is the name of a size, which has no weights."""
+    """Return whether `model` is the name of a size."""
     return model in kv.models.MODELS
 
 
@@ -78,15 +78,12 @@ def open_model(model: str, weights: str | None = None, trained: bool = False, **
     """Return a model of a size, or load it from a file, directory or repository.
 
     A size without `weights` has random ones or, if `trained`, those of a checkpoint, preferably for
-    ImageNet. Raises a ValueError for an unknown model or checkpoint, a damaged file, or `weights`
-    for a saved model.
+    ImageNet. Raises a ValueError for an unknown model, or `weights` for a saved one.
     """
     if not is_size(model):
         if not is_saved(model):
             hint = nearest(model, kv.models.MODELS)
             raise ValueError(f"{model!r} is not a size, a .keras file or a directory. {hint}")
-        if not (model.startswith("hf://") or Path(model).exists()):
-            raise ValueError(f"There is no file {model!r}.")
         if weights is not None:
             raise ValueError(f"`--weights` applies to a size; {model!r} has its own weights.")
         return kv.load(model)

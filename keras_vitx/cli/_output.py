@@ -4,9 +4,8 @@ import contextlib
 import csv
 import itertools
 import json
-import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -37,30 +36,21 @@ def show(
     if as_json:
         show_json(rows)
     elif as_csv:
-        write_csv(rows, sys.stdout)
+        for row in (rows[0], *(row.values() for row in rows)):
+            write_row(row, sys.stdout)
     else:
         _show_table(rows, group_by, formats or {})
 
 
-def write_csv(rows: Rows, file: TextIO) -> None:
-    """Write rows with the same keys."""
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(rows[0])
-    for row in rows:
-        values = (v if isinstance(v, (int, float)) else words(v) for v in row.values())
-        writer.writerow(map(csv_cell, values))
+def write_row(values: Iterable[Any], file: TextIO) -> None:
+    """Write a row of CSV."""
+    cells = (words(v) if isinstance(v, (list, tuple)) else v for v in values)
+    csv.writer(file, lineterminator="\n").writerow(map(csv_cell, cells))
 
 
-def show_json(value: Any) -> None:
-    """Print a value as JSON."""
-    typer.echo(as_json(value, indent=1))
-
-
-def as_json(value: Any, indent: int | None = None) -> str:
-    """Return a value as JSON without control characters."""
-    text = json.dumps(value, indent=indent, ensure_ascii=False)
-    controls = "[\x7f-\x9f\u200e-\u200f\u2028-\u202e\u2066-\u2069]"
-    return re.sub(controls, lambda match: f"\\u{ord(match[0]):04x}", text)
+def show_json(value: Any, file: TextIO | None = None, indent: int | None = 1) -> None:
+    """Print a value as JSON in ASCII: names of files may be invalid UTF-8 or move a cursor."""
+    typer.echo(json.dumps(value, indent=indent), file)
 
 
 def say(text: object, *, error: bool = False) -> None:
@@ -101,11 +91,7 @@ def text_file(output: Path | None) -> Iterator[TextIO]:
     if output is None:
         yield sys.stdout
         return
-    with (
-        atomic_write(output) as temporary,
-        # File names may be invalid UTF-8.
-        temporary.open("w", encoding="utf-8", errors="surrogateescape", newline="") as file,
-    ):
+    with atomic_write(output) as path, path.open("w", encoding="utf-8", newline="") as file:
         yield file
 
 
@@ -137,10 +123,8 @@ def progress(total: int, unit: str, hidden: bool = False) -> Iterator[Callable[[
 
 def new_run(name: str) -> Path:
     """Return a directory under `runs/` that doesn't exist yet."""
-    numbers = itertools.count(1)
-    return next(
-        directory for n in numbers if not (directory := Path("runs", f"{name}-{n}")).exists()
-    )
+    paths = (Path("runs", f"{name}-{number}") for number in itertools.count(1))
+    return next(path for path in paths if not path.exists())
 
 
 def check_new_directory(output: Path) -> None:

@@ -17,8 +17,8 @@ from keras_vitx.cli._options import (
     Weights,
     open_model,
 )
-from keras_vitx.cli._output import say, show, show_json, text_file, write_csv
-from keras_vitx.files import check_writable
+from keras_vitx.cli._output import say, show, show_json
+from keras_vitx.files import check_writable, write_csv
 
 
 def main(
@@ -106,8 +106,7 @@ def main(
     if confusion:
         kv.analysis.plot_confusion(counts["confusion"], counts["class_names"], confusion)
     if per_class:
-        with text_file(per_class) as file:
-            write_csv(counts["per_class"], file)
+        write_csv(counts["per_class"], per_class)
     if perturbations:
         (clean,) = rows
         if "accuracy" not in clean:

@@ -1,6 +1,5 @@
 """`keras-vitx predict`: the most probable classes of images."""
 
-import csv as csv_format
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from keras_vitx.cli._options import (
     open_model,
 )
 from keras_vitx.cli._output import (
-    as_json,
     check_form,
     check_new,
     progress,
@@ -29,8 +27,8 @@ from keras_vitx.cli._output import (
     show,
     show_json,
     text_file,
+    write_row,
 )
-from keras_vitx.text import csv_cell
 
 
 def main(
@@ -82,27 +80,27 @@ def main(
         progress(len(files), "images", hidden=csv and file.isatty()) as advance,
     ):
         if csv:
-            table = csv_format.writer(file, lineterminator="\n")
             ranks = range(1, min(top, len(classifier.class_names)) + 1)
             names = [f"{name}_{rank}" for rank in ranks for name in ("class", "probability")]
-            table.writerow(["file", *names])
+            write_row(["file", *names], file)
         for batch in kv.data.batches_of_files(files, classifier.input, batch_size):
             for error in batch.errors.values():
                 if strict:
                     raise error
                 say(f"Error: {error}", error=True)
             errors |= batch.errors
-            results = []
+            best = []
             if batch.paths:
                 probabilities = classifier.probabilities(batch.images)
                 best = kv.data.decode_predictions(probabilities, top, classifier)
-                results = list(map(_result, batch.paths, best))
-            if csv:
-                table.writerows(map(_csv_row, results))
-            elif output is not None:
-                file.writelines(as_json(result) + "\n" for result in results)
-            else:
-                all_results += results
+            for result in map(_result, batch.paths, best):
+                if csv:
+                    cells = (cell for one in result["classes"] for cell in one.values())
+                    write_row([result["file"], *cells], file)
+                elif output is not None:
+                    show_json(result, file, indent=None)
+                else:
+                    all_results.append(result)
             advance(len(batch.paths) + len(batch.errors))
     if output is not None:
         say(f"Wrote {output}.")
@@ -121,8 +119,3 @@ def _result(path: Path, best: list[tuple]) -> dict[str, Any]:
     """Return a file and its classes, with six digits as in float32."""
     classes = [{"class": name, "probability": float(f"{p:.6g}")} for _, name, p in best]
     return {"file": str(path), "classes": classes}
-
-
-def _csv_row(result: dict[str, Any]) -> list[Any]:
-    cells = [result["file"], *(cell for one in result["classes"] for cell in one.values())]
-    return list(map(csv_cell, cells))

@@ -199,17 +199,17 @@ def _open(options: SimpleNamespace, classes: int, source: str):
     """Return the model; check that it has as many classes as the source."""
     model, side = options.model, options.image_size
     arguments = named_values(options.argument, "--with")
-    if not is_size(model) and arguments:
-        raise ValueError(f"`--with` applies to a size; {model!r} is built already.")
-    if not is_size(model) and side is not None:
-        raise ValueError(
-            f"`--image-size` applies to a size; the image size of {model!r} is fixed. For another "
-            f"one: `keras-vitx train SIZE {source} --weights {model} --image-size {side}`."
-        )
     if is_size(model):
         arguments["classes"] = classes
         if side is not None:
             arguments["input_shape"] = (side, side, 3)
+    elif arguments:
+        raise ValueError(f"`--with` applies to a size; {model!r} is built already.")
+    elif side is not None:
+        raise ValueError(
+            f"`--image-size` applies to a size; the image size of {model!r} is fixed. For another "
+            f"one: `keras-vitx train SIZE {source} --weights {model} --image-size {side}`."
+        )
     try:
         network = open_model(model, options.weights, **arguments)
     except TypeError as error:

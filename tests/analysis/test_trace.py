@@ -7,7 +7,6 @@ import pytest
 from harness import FAMILIES, FAMILIES_HERE, array, blocks, close, numbers, precision, randomized
 from keras import ops
 
-import keras_vitx as kv
 from keras_vitx.analysis import class_attention, trace
 from keras_vitx.layers import Attention, ClassBlock, TokenMixing
 
@@ -54,9 +53,6 @@ def test_blocks_of_every_family(passed):
         if one.softmax is not None:
             assert np.abs(one.softmax.sum(-1) - 1).max() < 1e-5
             assert one.before is one.softmax
-        if passed.family in ("ViT", "CaiT", "DeepViT"):
-            plain = passed.family == "ViT" or isinstance(step, ClassBlock)
-            assert one.shared is None and (one.softmax is one.maps) == plain
 
 
 def test_maps_are_those_that_the_forward_pass_used(passed, monkeypatch):
@@ -130,11 +126,8 @@ def test_a_users_own_attention():
     assert mixing.attention_branch.shape == (2, 5, 8)
 
 
-@pytest.mark.parametrize(
-    "policy", ("mixed_bfloat16", pytest.param("mixed_float16", marks=pytest.mark.backend_free))
-)
-def test_half_precision_gives_float32(policy):
-    with precision(policy):
+def test_half_precision_gives_float32():
+    with precision("mixed_bfloat16"):
         model = FAMILIES["DeepViT"]()
     one = next(trace(model, IMAGES))
     for values in (one.softmax, one.maps, one.inputs, one.outputs, one.mlp_branch):
@@ -163,23 +156,12 @@ def test_chosen_blocks():
 
 
 @pytest.mark.backend_free
-def test_a_cut_model_is_traced_as_a_chain():
-    model = FAMILIES["ViT"]()
-    cut = keras.Model(model.input, model.get_layer("blocks_0").output)
-    assert [one.name for one in trace(kv.as_chain(cut), IMAGES)] == ["blocks_0"]
-
-
-@pytest.mark.backend_free
 def test_where_the_class_token_looks():
-    """Beside a distillation token, on a wide grid, and with a class token that enters late."""
+    """Beside a distillation token, and on a wide grid with a class token that enters late."""
     model = FAMILIES["ViT"](distillation_token=True)
     (one,) = trace(model, IMAGES, ["blocks_1"])
     found = class_attention(model, IMAGES)["blocks_1"]
     np.testing.assert_array_equal(found.reshape(2, 2, 4), one.maps[:, :, 0, 2:])
-    wide = {"input_shape": (32, 48, 3), "depth": 2}
-    images = numbers((1, 32, 48, 3))
-    maps = class_attention(FAMILIES["CaiT"](class_depth=2, **wide), images)
-    sides = {name: one.shape[2:] for name, one in maps.items()}
-    assert sides == {f"blocks_token_only_{i}": (4, 6) for i in range(2)}
-    late = FAMILIES["CaiT"](class_token_at=1, class_depth=0, **wide)
-    assert list(class_attention(late, images)) == ["blocks_1"]
+    late = FAMILIES["CaiT"](class_token_at=1, class_depth=0, input_shape=(32, 48, 3), depth=2)
+    (maps,) = class_attention(late, numbers((1, 32, 48, 3))).items()
+    assert maps[0] == "blocks_1" and maps[1].shape[2:] == (4, 6)

@@ -1,24 +1,20 @@
 """`list`, `evaluate`, `explore` and `export`, and what holds for every command."""
 
 import csv
-import functools
 import importlib
 import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import keras
 import pytest
 import typer
 from harness import ROOT, run_python
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import keras_vitx as kv
 from keras_vitx.cli import __main__ as command
-from keras_vitx.training import Recipe, recipes
+from keras_vitx.training import recipes
 
 pytestmark = pytest.mark.backend_free
 VERBS = ["convert", "evaluate", "explore", "export", "list", "predict", "train"]
@@ -60,42 +56,12 @@ def test_a_command_is_the_first_to_import_the_package(verb, tiny_file, small_set
     assert done.returncode == 0, done.stderr[-2000:]
 
 
-def long_name(parameter):
-    return next(name for name in parameter.opts if name.startswith("--"))
-
-
-@pytest.mark.parametrize("verb", VERBS)
-def test_any_value_reaches_the_function_or_is_one_error_of_its_option(run, monkeypatch, verb):
-    params, received = typer.main.get_command(command.app).commands[verb].params, {}
-    (info,) = (one for one in command.app.registered_commands if one.name == verb)
-    record = functools.wraps(info.callback)(lambda **given: received.update(given))
-    monkeypatch.setattr(info, "callback", record)
-    monkeypatch.delenv("KERAS_BACKEND", raising=False)
-    required = [p for p in params if p.required]
-    arguments = [p.name for p in required if p.param_type_name == "argument"]
-    options = {p: long_name(p) for p in params if p.param_type_name == "option" and not p.is_flag}
-    texts = st.text(max_size=8) | st.integers().map(str) | st.floats().map(str)
-
-    @settings(max_examples=100)
-    @given(st.sampled_from(list(options)), texts)
-    def check(option, text):
-        given = {p: "x" for p in options if p in required} | {option: text}
-        received.clear()
-        words = [f"{options[p]}={value}" for p, value in given.items()]
-        _, err = run(verb, *arguments, *words, code=(0, 2))
-        if not received:
-            assert options[option] in err and "Traceback" not in err
-            return
-        found = received[option.name]
-        found = found[0] if isinstance(found, list) else found
-        text = os.path.expanduser(text)
-        if isinstance(found, Path):
-            assert text and found == Path(text)
-        else:
-            kind = float if isinstance(found, int | float) else str
-            assert repr(kind(found)) == repr(kind(text))
-
-    check()
+@pytest.mark.skipif(os.name == "nt", reason="a POSIX shell closes the stream")
+@pytest.mark.parametrize("words, code", [("list CaiT_Mini --csv", 0), ("list ResNet", 2)])
+def test_a_closed_standard_error(words, code, tmp_path):
+    command = f"{sys.executable} -m keras_vitx.cli {words} 2>&-"
+    done = subprocess.run(command, shell=True, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == code and ("684458" in done.stdout) == (code == 0)
 
 
 def cells_of(table, row=-2):
@@ -107,9 +73,8 @@ def test_list_of_sizes(run):
     assert all(name in out for name in kv.list_models())
     out, _ = run("list", "*xs36")
     assert "CaiT_XS36" in out and "CaiT_S36" not in out
-    pit, mixer = (run("list", pattern)[0] for pattern in ("PiT_*", "Mixer_S*"))
-    assert cells_of(pit)[2:] == ["256, 512, 1024", "3, 6, 4", "4, 8, 16", "14", "2"]
-    assert cells_of(mixer) == ["Mixer_S16", "Mixer", "512", "8", "", "16", "0"]
+    cells = cells_of(run("list", "PiT_*")[0])
+    assert cells[2:] == ["256, 512, 1024", "3, 6, 4", "4, 8, 16", "14", "2"]
 
 
 def test_list_of_weights(run, monkeypatch):
@@ -117,31 +82,21 @@ def test_list_of_weights(run, monkeypatch):
     monkeypatch.setenv("COLUMNS", "40")
     checkpoints = kv.weights.checkpoints_of(None)
     out, _ = run("list", "--weights")
-    assert "\x1b" not in out
-    for checkpoint in checkpoints:
-        (row,) = (line for line in out.splitlines() if f" {checkpoint.name} " in line)
-        cells = cells_of(row, 0)
-        assert cells[:3] == [checkpoint.name, checkpoint.constructor, str(checkpoint.image_size)]
-        assert cells[3] == str(checkpoint.classes)
-        assert cells[4] == ("" if checkpoint.top1 is None else f"{checkpoint.top1:.2f}")
-        assert float(cells[5]) == checkpoint.preprocessing.crop_ratio
-        assert cells[6:] == [checkpoint.license or "", checkpoint.source]
+    assert "\x1b" not in out and all(f" {entry.name} " in out for entry in checkpoints)
     rows = list(csv.DictReader(run("list", "--weights", "--csv")[0].splitlines()))
-    assert [row["checkpoint"] for row in rows] == [entry.name for entry in checkpoints]
-    out, _ = run("list", "--weights", "cait_s36*")
-    assert "cait_s36_384.fb_dist_in1k" in out and "cait_s24" not in out
-    out, _ = run("list", "--weights", "CaiT_Mini")
-    assert " cait_mini_cifar10 " in out and "fb_dist_in1k" not in out
+    for row, entry in zip(rows, checkpoints, strict=True):
+        values = (entry.name, entry.constructor, entry.image_size, entry.classes, entry.top1)
+        values += (entry.preprocessing.crop_ratio, entry.license, entry.source)
+        assert list(row.values()) == ["" if value is None else str(value) for value in values]
+    for pattern in ("cait_s36*", "CaiT_S36"):
+        out, _ = run("list", "--weights", pattern)
+        assert "cait_s36_384.fb_dist_in1k" in out and "cait_s24" not in out
 
 
 def test_list_of_one_model(run, tiny_file, tiny_model, tmp_path):
     kv.save(tiny_model, tmp_path / "directory")
     size = ("11,956,264", "cait_xxs24_224.fb_dist_in1k", "cait_xxs24_384", "bicubic", "0.485")
-    for model, facts in (
-        ("CaiT_XXS24", size),
-        (tiny_file, ("dark, bright", "32, 32, 3")),
-        ("directory", ("dark, bright", "32, 32, 3")),
-    ):
+    for model, facts in (("CaiT_XXS24", size), ("directory", ("dark, bright", "32, 32, 3"))):
         out, _ = run("list", model)
         assert all(fact in out for fact in facts)
     record = json.loads(run("list", tiny_file, "--json")[0])
@@ -152,31 +107,24 @@ def test_list_of_one_model(run, tiny_file, tiny_model, tmp_path):
 
 def test_list_of_recipes(run, tmp_path):
     names, cait = kv.training.list_recipes(), recipes.get("cait")
-    out, _ = run("list", "--recipes")
-    assert all(name in out for name in names)
     rows = json.loads(run("list", "--recipes", "--json")[0])
     assert [row["recipe"] for row in rows] == names
     assert run("list", "--recipes", "cait")[0] == f"{cait}\n"
-    data = json.loads(run("list", "--recipes", "cait", "--json")[0])
-    assert Recipe.from_dict(data) == cait
-
     (tmp_path / "mine").mkdir()
     changed = {"recipe": cait.replace(mixup=0.2).to_dict()}
     (tmp_path / "mine" / "run.json").write_text(json.dumps(changed))
     out, _ = run("list", "--recipes", "mine", "cait", "--json")
     assert json.loads(out) == [{"setting": "mixup", "mine": 0.2, "cait": 0.8}]
-    assert "mixup" in run("list", "--recipes", "mine", "cait")[0]
     assert "agree" in run("list", "--recipes", "cait", "cait")[0]
 
 
 def test_list_of_damaged_images(run, gray, tmp_path):
-    for name in "abc":
-        gray(f"photos/cat/{name}.png")
-    assert run("list", "--damaged", "photos")[0] == "3 images, 0 can't be decoded.\n"
+    gray("photos/cat/a.png")
+    assert run("list", "--damaged", "photos")[0] == "1 images, 0 can't be decoded.\n"
     (tmp_path / "photos" / "cat" / "b.png").write_bytes(b"damaged")
     (tmp_path / "photos" / "cat" / "raw.cr2").write_bytes(b"of a camera")
     found = json.loads(run("list", "--damaged", "photos", "--json", code=1)[0])
-    assert found["images"] == 4
+    assert found["images"] == 3
     assert sorted(found["errors"]) == ["photos/cat/b.png", "photos/cat/raw.cr2"]
     assert "can't be decoded" in found["errors"]["photos/cat/b.png"]
 
@@ -185,8 +133,6 @@ def test_evaluate(run, tiny_file, tiny_model, small_set, tmp_path):
     evaluate = "evaluate", tiny_file, small_set, "--json"
     expected = kv.evaluate(tiny_model, str(small_set))
     assert json.loads(run(*evaluate)[0]) == pytest.approx(expected)
-    assert f"{expected['loss']:.4f}" in run("evaluate", tiny_file, small_set)[0]
-
     files = "--confusion", "classes.png", "--per-class", "classes.csv"
     found = json.loads(run(*evaluate, "--crop-ratio", 0.9, *files)[0])
     assert found["crop_ratio"] == 0.9

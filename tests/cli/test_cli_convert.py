@@ -89,16 +89,11 @@ def test_classes_and_images_are_read_from_the_file(convert, tmp_path, suffix):
     check_weights(tmp_path / "third.safetensors", model)
 
 
-@pytest.mark.parametrize("form", [".safetensors", ".weights.h5", ""])
+@pytest.mark.parametrize("form", [".safetensors", ""])
 def test_a_rectangle_is_read_from_our_own_files(convert, tmp_path, form):
     # 4 x 16 and 8 x 8 are the same number of patches.
     model, path = kv.CaiT_Mini(input_shape=(16, 64, 3)), tmp_path / f"wide{form}"
-    if form == ".safetensors":
-        save_safetensors(model, path)
-    elif form == ".weights.h5":
-        model.save_weights(path)
-    else:
-        model.save(path, zipped=False)
+    save_safetensors(model, path) if form else model.save(path, zipped=False)
     said = convert(path, "wide.keras")
     assert "16 x 64 x 3" in said and "as they were, 4 x 16" in said
 
@@ -161,5 +156,3 @@ def test_a_failed_write_leaves_what_stood_there(run, tmp_path, monkeypatch):
         assert "the disk is full" in run(*words, code=2)[1]
     assert [path.name for path in tmp_path.iterdir()] == ["mine.keras"]
     assert (tmp_path / "mine.keras").read_text() == "precious"
-    run(*words)
-    assert keras.saving.load_model(tmp_path / "mine.keras").class_names[0] == "airplane"

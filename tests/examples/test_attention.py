@@ -17,17 +17,6 @@ def example(name):
     return runpy.run_path(str(ROOT / "examples" / "attention" / f"{name}.py"))["model"]
 
 
-@pytest.mark.backend_free
-def test_nine_short_examples_are_in_the_guide():
-    page = (ROOT / "docs" / "guides" / "nine-attentions.md").read_text()
-    assert len(EXAMPLES) == 9 and "<!-- examples: attention -->" in page
-    for path in EXAMPLES:
-        text = path.read_text()
-        assert f"attention/{path.name})" in page
-        assert len([line for line in text.partition('"""\n')[2].splitlines() if line]) <= 26
-        assert "arXiv" in text or "Miller" in text
-
-
 @pytest.mark.parametrize("name", [path.stem for path in EXAMPLES])
 def test_learns_and_is_saved(name, tmp_path):
     model, images = example(name), numbers((2, 32, 32, 3))

@@ -1,4 +1,4 @@
-"""The page: maps and measures, collected by one `trace` per image, and the file."""
+"""A self-contained HTML page with the attention maps of a model on images."""
 
 import base64
 import io
@@ -20,7 +20,7 @@ from PIL import Image
 from keras_vitx.analysis.measure import MEASURES, Measure, add_sums, check_measure, means
 from keras_vitx.analysis.measures import NotProbabilities
 from keras_vitx.analysis.pictures import likely_classes
-from keras_vitx.analysis.trace import blocks_of, check_model, trace
+from keras_vitx.analysis.trace import check_model, trace
 from keras_vitx.data import preprocess_input
 from keras_vitx.files import atomic_write, check_writable
 from keras_vitx.layers import ClassToken, RegisterTokens
@@ -115,12 +115,17 @@ def explore(
     """
     check_model(model, needs_maps=True)
     check_writable(path)
-    order = [block.name for block in blocks_of(model)]
+    order = [block.name for block in model.blocks]
     selection = _select_blocks(model, order, blocks)
     heads = _check_heads(heads)
-    images = _as_list(images)
     inputs = preprocess_input(images, model)
-    names = _names(images) if names is None else list(names)
+    if names is None:
+        files = images if isinstance(images, (list, tuple)) else [images] * len(inputs)
+        names = [
+            Path(file).name if isinstance(file, (str, os.PathLike)) else f"image {number}"
+            for number, file in enumerate(files, 1)
+        ]
+    names = list(names)
     if len(names) != len(inputs):
         raise ValueError(f"`names` must be {len(inputs)}, one per image. Received: {len(names)}.")
     measure_names = {name for chart in charts for name in (chart.measure, chart.beside) if name}
@@ -260,21 +265,6 @@ def _select_heads(maps, heads, block):
                 f"`heads`: block {block!r} has heads 0 to {len(maps) - 1}. Received: {head!r}."
             )
     return maps[heads]
-
-
-def _as_list(images):
-    """Return a list of images, as `preprocess_input` counts them."""
-    is_one = isinstance(images, (str, os.PathLike, Image.Image))
-    if is_one or not (isinstance(images, (list, tuple)) or np.ndim(images) == 4):
-        return [images]
-    return list(images)
-
-
-def _names(images):
-    return [
-        Path(image).name if isinstance(image, (str, os.PathLike)) else f"image {number}"
-        for number, image in enumerate(images, 1)
-    ]
 
 
 def quantize(maps: np.ndarray, count: int, sums: np.ndarray | None = None) -> Quantized:

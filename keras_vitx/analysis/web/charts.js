@@ -5,7 +5,9 @@ const count = metadata.blocks.length;
 const across = (b) => LEFT + ((b + 0.5) / count) * (WIDTH - LEFT - 4);
 
 function makeCharts() {
-  const charts = metadata.charts.filter(({ measure }) => metadata.images[0].measures[measure]);
+  // The similarity of heads is no number for one head.
+  const charts = metadata.charts.filter(({ measure }) =>
+    metadata.images.some(({ measures }) => measures[measure]?.flat().some(Number.isFinite)));
   element("charts").replaceChildren(...charts.map((chart) => {
     const figure = make("figure");
     const svg = svgElement("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": chart.title });
@@ -90,7 +92,7 @@ function pathOf(means, up) {
 
 /** Three to six round numbers that enclose low and high. */
 function ticksOf(low, high) {
-  if (high - low < 1e-9 * Math.max(1, Math.abs(high))) [low, high] = [Math.min(low, 0), high || 1];
+  if (high - low < 1e-9 * Math.max(1, Math.abs(high))) [low, high] = [Math.min(low, 0), Math.max(high, 0) || 1];
   const rough = (high - low) / 4;
   const power = 10 ** Math.floor(Math.log10(rough));
   const step = power * [1, 2, 2.5, 5, 10].find((factor) => factor * power >= rough);
