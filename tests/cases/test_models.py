@@ -2,7 +2,8 @@
 
 import keras
 import numpy as np
-from harness import FAMILIES, array, close, numbers
+import pytest
+from harness import FAMILIES, array, close, numbers, run_python
 
 from keras_vitx.layers import Attention
 
@@ -42,3 +43,10 @@ def test_a_model_over_the_images_of_a_film():
     model = keras.Model(inputs, keras.layers.TimeDistributed(base)(inputs))
     alone = base.predict(films.reshape(6, 16, 16, 3), verbose=0)
     close(model.predict(films, verbose=0), alone.reshape(2, 3, 5))
+
+
+# joblib/threadpoolctl#87, datalad/datalad#2461
+@pytest.mark.backend_free
+def test_docstrings_may_be_stripped(monkeypatch):
+    monkeypatch.setenv("PYTHONOPTIMIZE", "2")
+    run_python("import keras_vitx.cli.list as cli; cli._recipe('deit')")
