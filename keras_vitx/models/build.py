@@ -255,6 +255,11 @@ def _model(
     checkpoint = checkpoints.resolve(weights, **request)
     sources = [] if tensor is None else keras.utils.get_source_inputs(tensor)
     is_input = len(sources) == 1 and sources[0] is tensor
+    if is_input and not network.include_preprocessing and "float" not in str(tensor.dtype):
+        raise ValueError(
+            "`input_tensor` must have a floating dtype, or the model include_preprocessing=True. "
+            f"Received: a tensor of dtype {tensor.dtype}."
+        )
 
     def build(layers: Layers) -> Chain:
         preprocessing = named.preprocessing.for_channels(shape[-1])
