@@ -102,7 +102,7 @@ def remove_stale(path: Path) -> None:
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
     """Wait for other processes that hold the lock of `path`, and hold it."""
-    file = path.with_name(f"{_hidden(path)}.lock")
+    file = path.with_name(f".{_short(path.name)}.lock")
     with FileLock(file):
         try:
             yield
@@ -122,10 +122,13 @@ def _restore(old: Path, path: Path) -> None:
 
 
 def _hidden(path: Path) -> str:
-    name = path.name
-    if len(os.fsencode(name)) > 100:  # File systems allow 255 bytes, eCryptfs 143.
-        name = f"{name[:40]}-{hashlib.sha256(os.fsencode(name)).hexdigest()[:16]}"
-    return f".unfinished-{name}"
+    return f".unfinished-{_short(path.name)}"
+
+
+def _short(name: str) -> str:
+    if len(os.fsencode(name)) <= 100:  # File systems allow 255 bytes, encrypted ones 143.
+        return name
+    return f"{name[:20]}-{hashlib.sha256(os.fsencode(name)).hexdigest()[:16]}"
 
 
 def _hidden_directories(path: Path) -> list[Path]:

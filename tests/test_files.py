@@ -11,7 +11,7 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from keras_vitx.files import atomic_write, is_being_moved, locked, remove_stale
+from keras_vitx.files import atomic_write, is_being_moved, locked, remove_stale, temporary_beside
 
 pytestmark = pytest.mark.backend_free
 
@@ -82,6 +82,9 @@ def test_files_of_any_name_are_written_whole_or_not_at_all(
         with locked(parent / name):
             write(parent / name, text, directory)
         assert read(parent / name) == text
+    with locked(parent / name), temporary_beside(parent / name):
+        hidden = set(os.listdir(parent)) - {name, other}
+        assert len(hidden) == 2 and max(len(os.fsencode(each)) for each in hidden) < 143
     with pytest.raises(OSError, match="full"), atomic_write(parent / name) as temporary:
         assert temporary.suffixes == (parent / name).suffixes
         temporary.write_text("newer")

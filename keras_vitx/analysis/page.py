@@ -8,6 +8,7 @@ import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from html import escape
+from importlib import resources
 from numbers import Integral, Real
 from pathlib import Path
 from string import Template
@@ -30,7 +31,7 @@ from keras_vitx.text import nearest
 Quantized = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 """Maps `(heads, queries, keys)`: minimum, step and exact sum of each row, and uint8 levels."""
 
-WEB = Path(__file__).parent / "web"
+WEB = resources.files(__package__) / "web"
 SCRIPTS = ("maps.js", "picture.js", "sheet.js", "charts.js", "page.js")
 LEVELS = (256, 48)
 """Levels per row of a map; the second if the page exceeds its limit with the first."""

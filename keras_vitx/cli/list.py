@@ -165,7 +165,7 @@ def _recipe(name: str) -> dict[str, Any]:
     recipe = module.RECIPE
     return {
         "recipe": name,
-        "what it does": module.__doc__.partition("\n")[0],
+        "what it does": (module.__doc__ or "").partition("\n")[0],
         "epochs": recipe.all_epochs,
         "batch": recipe.batch_size,
         "learning rate": f"{recipe.peak:g}",

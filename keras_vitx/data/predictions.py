@@ -1,13 +1,13 @@
 """Decoding of predictions to class names."""
 
 import functools
-from pathlib import Path
+from importlib import resources
 
 import numpy as np
 
 from keras_vitx.annotations import PositiveInt, check_argument
 
-IMAGENET_CLASSES = Path(__file__).with_name("imagenet_classes.txt")
+IMAGENET_CLASSES = resources.files(__package__) / "imagenet_classes.txt"
 
 
 def decode_predictions(predictions, top: int = 5, model=None) -> list[list[tuple]]:

@@ -70,7 +70,7 @@ OTHER_WORDS = {
 """Arguments of timm and of keras.applications, and ours."""
 
 END_OF_DOC = (
-    inspect.cleandoc(ModelArguments.__doc__).partition("Args:\n")[2]
+    inspect.cleandoc(ModelArguments.__doc__ or "").partition("Args:\n")[2]
     + """
 
 Returns:
@@ -107,7 +107,7 @@ def family(
         constructor.__signature__ = inspect.Signature(
             [*own, *SHARED.values()], return_annotation=keras.Model
         )
-        constructor.__doc__ = f"{inspect.cleandoc(list_layers.__doc__)}\n{END_OF_DOC}"
+        constructor.__doc__ = f"{inspect.cleandoc(list_layers.__doc__ or '')}\n{END_OF_DOC}"
         constructor.list_layers = list_layers
         constructor.preprocessing = preprocessing
         constructor.data = {"input_shape": SHAPE}
@@ -255,6 +255,11 @@ def _model(
     checkpoint = checkpoints.resolve(weights, **request)
     sources = [] if tensor is None else keras.utils.get_source_inputs(tensor)
     is_input = len(sources) == 1 and sources[0] is tensor
+    if is_input and not network.include_preprocessing and "float" not in str(tensor.dtype):
+        raise ValueError(
+            "`input_tensor` must have a floating dtype, or the model include_preprocessing=True. "
+            f"Received: a tensor of dtype {tensor.dtype}."
+        )
 
     def build(layers: Layers) -> Chain:
         preprocessing = named.preprocessing.for_channels(shape[-1])

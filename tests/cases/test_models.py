@@ -1,8 +1,11 @@
 """Faults that were reported of other projects' layers and models."""
 
+import shutil
+
 import keras
 import numpy as np
-from harness import FAMILIES, array, close, numbers
+import pytest
+from harness import FAMILIES, ROOT, array, close, numbers, run_python
 
 from keras_vitx.layers import Attention
 
@@ -42,3 +45,29 @@ def test_a_model_over_the_images_of_a_film():
     model = keras.Model(inputs, keras.layers.TimeDistributed(base)(inputs))
     alone = base.predict(films.reshape(6, 16, 16, 3), verbose=0)
     close(model.predict(films, verbose=0), alone.reshape(2, 3, 5))
+
+
+# joblib/threadpoolctl#87, datalad/datalad#2461
+@pytest.mark.backend_free
+def test_docstrings_may_be_stripped(monkeypatch):
+    monkeypatch.setenv("PYTHONOPTIMIZE", "2")
+    run_python("import keras_vitx.cli.list as cli; cli._recipe('deit')")
+
+
+# python-poetry/poetry-core#88
+@pytest.mark.backend_free
+def test_the_package_may_be_zipped(tmp_path):
+    shutil.make_archive(tmp_path / "package", "zip", ROOT, "keras_vitx")
+    run_python(
+        """
+        import sys
+        sys.path.insert(0, sys.argv[1])
+        import numpy as np, keras_vitx as kv
+        assert ".zip" in kv.__file__
+        model = kv.ViT(8, 1, 2, patch_size=8, input_shape=(16, 16, 3), classes=3)
+        kv.analysis.explore(model, np.zeros((1, 16, 16, 3), "uint8"), sys.argv[2])
+        assert kv.decode_predictions(np.eye(1, 1000), top=1)[0][0][1] == "tench"
+        """.replace("\n        ", "\n"),
+        tmp_path / "package.zip",
+        tmp_path / "page.html",
+    )

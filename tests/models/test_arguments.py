@@ -35,6 +35,10 @@ WRONG = {
         "input_tensor": keras.Input((16, 24, 3)),
     },
     "`input_tensor` ...ndarray": {"input_tensor": numbers((1, 16, 16, 3))},
+    "`input_tensor` must have a floating dtype...uint8": {
+        "input_shape": None,
+        "input_tensor": keras.Input((16, 16, 3), dtype="uint8"),
+    },
     "`classes` must be ... Received: 0": {"classes": 0},
     "`classes` must be ... Received: True": {"classes": True},
     "`pooling` must be ... Received: 'foo'": {"pooling": "foo"},
