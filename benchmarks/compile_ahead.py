@@ -193,6 +193,8 @@ def flops_of(jaxpr):
     total = 0
     for step in getattr(jaxpr, "jaxpr", jaxpr).eqns:
         name, params = step.primitive.name, step.params
+        if not step.outvars:  # As of a comment in the program.
+            continue
         out, *shapes = [one.aval.shape for one in (step.outvars[0], *step.invars)]
         if name == "dot_general":
             (contracted, _), _ = params["dimension_numbers"]
