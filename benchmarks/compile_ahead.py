@@ -9,11 +9,12 @@
 A cell is DEVICE/WORK/PRECISION/BATCH, with /remat to recompute blocks. DEVICE is v5e, v5e-4 (each
 has all weights), v5e-4-shards (each has a part), h100 or cpu; WORK is step (of training) or
 inference; BATCH counts the images of all devices. Each is compiled in a process of its own, in one
-to five minutes; what `--output` has is skipped. On an h100, attention is XLA's: cuDNN asks the GPU.
+to five minutes; what `--output` has is skipped.
 
-`flops` are those of products and convolutions as traced, `memory` the bytes of a device, `moved`
-those that kernels read and write in padded layouts, `copied` of kernels that only move or convert
-data, `seconds` of a step by the TPU compiler's estimate of cycles, `sent` bytes of collectives.
+`flops` are those of products and convolutions as traced, without cuDNN's attention on an h100,
+`memory` the bytes of a device, `moved` those that kernels read and write in padded layouts,
+`copied` of kernels that only move or convert data, `seconds` of a step by the TPU compiler's
+estimate of cycles, `sent` bytes of collectives.
 """
 
 import argparse
@@ -281,18 +282,17 @@ def tables(results):
             text += "|---" * (len(cells) + 3) + "|\n"
             for model in MODELS:
                 found = [results.get((model, cell)) for cell in cells]
-                first = next(filter(None, found), {})
-                head = f"{model} | {first.get('flops', 0) / 1e12:.2f} | {first.get('fusions', '')}"
-                head = head if first else f"{model} | |"
-                text += f"| {head} | " + " | ".join(map(entry_of, found)) + " |\n"
+                if first := next(filter(None, found), None):
+                    head = f"| {model} | {first['flops'] / 1e12:.2f} | {first.get('fusions', '')}"
+                    text += " | ".join([head, *map(entry_of, found)]) + " |\n"
             text += "\n"
-    return text + f"There are {len(CELLS)} cells; those not listed were run for no model.\n"
+    return text + f"There are {len(CELLS)} cells; what has no entry was not run.\n"
 
 
 def entry_of(line):
     """Return the entry of a table for a line of the results."""
     if not line or "refused" in line:
-        return "refused: " + line["refused"][:80] if line else "not run"
+        return "refused: " + line["refused"][:80] if line else ""
     entry = [f"{line['memory'] / 1e9:.1f} GB", f"{line['moved'] / 1e9:.0f} GB"]
     entry += [f"{1e3 * line.get('seconds', 0):.0f} ms"] * ("seconds" in line)
     return ", ".join([*entry, *(f"{kind} {n / 1e6:.0f} MB" for kind, n in line["sent"].items())])
