@@ -355,8 +355,10 @@ class Chain(MultiHeadTraining, ImageModel):
             )
         config = {**last.get_config(), "activation": activation}
         config["classes" if isinstance(last, MultiHead) else "units"] = classes
-        for ours in ("adapted", "frozen", "trainable"):
-            config.pop(ours, None)
+        for trained in ("adapted", "frozen", "trainable", "lora_rank", "lora_alpha"):
+            config.pop(trained, None)
+        if getattr(last, "quantization_mode", None):  # Its kernel of integers can't be trained.
+            config["dtype"] = last.dtype_policy.name.partition("_from_")[2]
         images = {"name": self.inputs[0].name, "dtype": self.inputs[0].dtype}
         model = Chain(
             [*body, type(last).from_config(config)],
