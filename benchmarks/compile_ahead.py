@@ -202,7 +202,9 @@ def flops_of(jaxpr):
             total += 2 * math.prod(out) * math.prod(shapes[0][axis] for axis in contracted)
         elif name == "conv_general_dilated":
             filters = shapes[1][params["dimension_numbers"].rhs_spec[0]]
-            total += 2 * math.prod(out) * math.prod(shapes[1]) // filters
+            # The gradient of a strided one has zeros between its entries.
+            zeros = math.prod(params["lhs_dilation"])
+            total += 2 * math.prod(out) * math.prod(shapes[1]) // filters // zeros
         for value in params.values():
             for one in value if isinstance(value, (list, tuple)) else [value]:
                 if hasattr(getattr(one, "jaxpr", one), "eqns"):
