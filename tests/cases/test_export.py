@@ -86,3 +86,12 @@ def test_an_onnx_file_that_reads_others_is_not_opened(place, location, classifie
     for open_file in (kv.predictor, lambda path: kv.export.verify(path, classifier)):
         with pytest.raises(ValueError, match=f"must hold its weights itself.*'{location}'"):
             open_file(path)
+
+
+# pytorch/pytorch#133653
+@pytest.mark.parametrize("suffix", [".pt2", ".onnx"])
+def test_an_older_keras_is_named(suffix, tmp_path, monkeypatch):
+    monkeypatch.setattr(keras, "__version__", "3.13.2")
+    with pytest.raises(ImportError, match=r"need Keras 3.14 or later. Received: Keras 3.13.2"):
+        kv.export(FAMILIES["ViT"](), tmp_path / f"model{suffix}", verbose=False)
+    assert not list(tmp_path.iterdir())

@@ -35,6 +35,12 @@ def program_of(graph: Graph):
         for axis, side in enumerate(spec.shape)
         if side is None
     }
+    if dynamic and tuple(map(int, keras.__version__.split(".")[:2])) < (3, 14):
+        # Earlier ones make every size a constant.
+        raise ImportError(
+            "Files of PyTorch and ONNX for batches of any size need Keras 3.14 or later. "
+            f"Received: Keras {keras.__version__}."
+        )
     old = torch.fx.config.do_not_emit_stack_traces
     # They hold paths of this machine, and take a quarter of the time.
     torch.fx.config.do_not_emit_stack_traces = True
