@@ -234,12 +234,14 @@ def _attention_of_accelerators(query, key, value, mask, training):
     # The maps, queries x keys, have more entries than the queries and the keys.
     has_large_maps = min(query.shape[1], key.shape[1]) > query.shape[3]
     is_on = keras.config.is_flash_attention_enabled() is not False
+    dtype = keras.backend.standardize_dtype(query.dtype)
     if mask is None and has_large_maps and is_on and jax.default_backend() == "gpu":
         shapes = query.shape[1:], key.shape[1:]
-        dtype = keras.backend.standardize_dtype(query.dtype)
         if runs_cudnn(*shapes, dtype, bool(training)):
             return by_cudnn(query, key, value)
-    return jax.nn.dot_product_attention(query, key, value, mask=mask, implementation="xla")
+    # XLA does not compile JAX's products of float16 for one query, as CaiT's class token, on a GPU.
+    inputs = [x.astype("float32") if dtype == "float16" else x for x in (query, key, value)]
+    return jax.nn.dot_product_attention(*inputs, mask=mask, implementation="xla").astype(dtype)
 
 
 def by_cudnn(query, key, value):
