@@ -164,3 +164,15 @@ def equations(jaxpr):
             inner = getattr(parameter, "jaxpr", parameter)
             if equation.primitive.name != "scan" and hasattr(inner, "eqns"):
                 yield from equations(inner)
+
+
+@pytest.mark.parametrize("platform", ["cuda"], indirect=True)
+def test_float16_for_one_query_names_no_algorithm_of_products(platform):
+    """XLA has none for it on a GPU: "Unsupported dot precision algorithm"."""
+    query, key = (jax.ShapeDtypeStruct((2, n, 2, 32), "float16") for n in (1, 49))
+
+    def total(query, key):
+        return kernels.fused_attention(query, key, key, training=True).astype("float32").sum()
+
+    traced = jax.jit(jax.grad(total, argnums=(0, 1))).trace(query, key)
+    assert "algorithm" not in traced.lower(lowering_platforms=(platform,)).as_text()

@@ -15,6 +15,7 @@ from training.fitting import small
 import keras_vitx as kv
 from keras_vitx.cli import train
 from keras_vitx.data.augmentation.mixing import shard_of_batch
+from keras_vitx.models import Chain
 from keras_vitx.training.batches import BatchTransform
 from keras_vitx.training.devices import Devices
 from keras_vitx.training.devices.replicas import Sent, Shard
@@ -118,6 +119,22 @@ def test_labels_and_pixels_are_copied_before_keras_does(monkeypatch):
         copied.clear()
         kv.training.resumable_fit(trained, each, epochs=2, directory=None, verbose=0)
         assert sorted(copied[-len(kinds) :]) == kinds and len(copied) >= 4 * len(kinds)
+
+
+def test_a_train_step_of_the_users_gets_images():
+    seen = []
+
+    class Own(Chain):
+        def train_step(self, *args):
+            seen.append(args[-1][0])
+            return super().train_step(*args)
+
+    model = kv.ViT(8, 1, 1, patch_size=4, input_shape=(4, 4, 1), classes=2)
+    model = Own(model.layers, (4, 4, 1), preprocessing=model.preprocessing)
+    source = np.zeros((8, 4, 4, 1), "uint8"), np.arange(8) % 2
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    model.fit(kv.data.pipelines(source, model, 4, validation_split=0).train, verbose=0)
+    assert seen and all(images.shape[1:] == (4, 4, 1) for images in seen)
 
 
 def test_what_the_machine_does_not_have(monkeypatch):
