@@ -1,5 +1,6 @@
 """`keras-vitx train`: train or fine-tune a model on a directory, a dataset or the sample."""
 
+import contextlib
 import dataclasses
 import json
 import logging
@@ -253,10 +254,10 @@ def _value(text: str) -> Any:
         return words[text.lower()]
     if "," in text:
         return tuple(_value(item.strip()) for item in text.split(","))
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError:
-        return text
+    for number in (int, float):
+        with contextlib.suppress(ValueError):
+            return number(text)
+    return text
 
 
 def use_devices(devices: str | None) -> None:

@@ -7,6 +7,8 @@ import signal
 
 import keras
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import keras_vitx as kv
 from keras_vitx.cli.train import named_values
@@ -58,6 +60,16 @@ def test_values_of_settings():
     words = ["epochs=3", "clip_norm=none", "scale=0.5,1", "decay = constant", "remat=True"]
     values = {"epochs": 3, "clip_norm": None, "scale": (0.5, 1), "decay": "constant", "remat": True}
     assert named_values(None, "--set") == {} and named_values(words, "--set") == values
+
+
+@given(
+    number=st.integers(-(2**53), 2**53) | st.floats(allow_nan=False),
+    form=st.sampled_from(("", "+", ".17e")),
+)
+def test_a_number_is_read_however_it_is_written(number, form):
+    text = f"{number:{form}}"
+    for word in {text, text.replace("0.", ".", 1) if text.lstrip("+-").startswith("0.") else text}:
+        assert named_values([f"mixup={word}"], "--set") == {"mixup": number}
 
 
 def test_a_short_trial_with_changes(run, tiny_file, small_set, tmp_path):
