@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from keras_vitx.annotations import PositiveFloat, check_argument, from_fields
+from keras_vitx.checks import PositiveFloat, check_argument, from_fields
 
 KEEP_RANGE = {"Identity", "Cast", "Resizing", "CenterCrop", "RandAugment", "AugMix", "Dropout"}
 KEEP_RANGE |= {"GaussianNoise"}

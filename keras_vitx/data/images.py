@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
-from keras_vitx.annotations import PositiveInt, check_argument
+from keras_vitx.checks import PositiveInt, check_argument
 from keras_vitx.preprocessing import (
     MAX_VALUES,
     ModelInput,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 
-from keras_vitx.annotations import NonNegativeInt, PositiveInt, check_argument
+from keras_vitx.checks import NonNegativeInt, PositiveInt, check_argument
 from keras_vitx.data.augmentation import Augmentation
 from keras_vitx.data.augmentation.mixing import Mixing
 from keras_vitx.data.augmentation.windows import Window

@@ -5,7 +5,7 @@ from importlib import resources
 
 import numpy as np
 
-from keras_vitx.annotations import PositiveInt, check_argument
+from keras_vitx.checks import PositiveInt, check_argument
 
 IMAGENET_CLASSES = resources.files(__package__) / "imagenet_classes.txt"
 

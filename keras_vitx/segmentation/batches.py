@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import numpy as np
 from PIL import Image
 
-from keras_vitx.annotations import Range, check_argument
+from keras_vitx.checks import Range, check_argument
 from keras_vitx.data import Pipelines
 from keras_vitx.data.augmentation import jitter_colors
 from keras_vitx.data.images import normalize, resize, with_channels

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 from PIL import Image
 
-from keras_vitx.annotations import check_argument
+from keras_vitx.checks import check_argument
 from keras_vitx.data.images import normalize, pixels_of, resize, with_channels
 from keras_vitx.preprocessing import ModelInput
 from keras_vitx.segmentation.masks import IGNORED, load_dataset

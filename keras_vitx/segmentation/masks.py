@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from keras_vitx.annotations import Probability, check_argument
+from keras_vitx.checks import Probability, check_argument
 from keras_vitx.data.images import as_uint8, decode_image, open_image
 from keras_vitx.data.sources.directories import image_files, sub_directories
 from keras_vitx.data.sources.names import split_of

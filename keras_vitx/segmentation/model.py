@@ -7,7 +7,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_vitx.annotations import PositiveInt, check_argument
+from keras_vitx.checks import PositiveInt, check_argument
 from keras_vitx.layers.ops import scalars_on_device
 from keras_vitx.models.chain import ImageModel
 from keras_vitx.preprocessing import Preprocessing

@@ -12,7 +12,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from keras_vitx.annotations import (
+from keras_vitx.checks import (
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,

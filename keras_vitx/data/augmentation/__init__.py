@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from PIL import Image, ImageEnhance
 
-from keras_vitx.annotations import (
+from keras_vitx.checks import (
     PositiveInt,
     Probability,
     Range,

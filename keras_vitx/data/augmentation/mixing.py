@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_vitx.annotations import (
+from keras_vitx.checks import (
     NonNegativeFloat,
     PositiveInt,
     Probability,

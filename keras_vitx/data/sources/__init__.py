@@ -7,7 +7,7 @@ from numbers import Real
 from pathlib import Path
 from typing import Literal
 
-from keras_vitx.annotations import check_argument
+from keras_vitx.checks import check_argument
 from keras_vitx.data.sources.arrays import FASHION_MNIST, load_arrays, load_npz
 from keras_vitx.data.sources.dataset import Dataset, Split, hold_out
 from keras_vitx.data.sources.directories import load_directory, load_real
