@@ -1,4 +1,4 @@
-"""Arguments and fields whose annotations say what they may be: numbers of an interval, names."""
+"""Checks of arguments and fields, whose errors say what is expected, and what was received."""
 
 import dataclasses
 import typing
@@ -17,6 +17,12 @@ NonNegativeInt = Annotated[int, "[0, inf)"]
 PositiveFloat = Annotated[float, "(0, inf)"]
 NonNegativeFloat = Annotated[float, "[0, inf)"]
 Probability = Annotated[float, "[0, 1]"]
+
+
+def check(holds: Any, rule: str, received: Any) -> None:
+    """Raise a ValueError of a rule, "`x` must be ...", and what was received, if it is broken."""
+    if not holds:
+        raise ValueError(f"{rule} Received: {received!r:.200}.")
 
 
 def from_fields(cls: type, values: Mapping[str, Any]) -> Any:
@@ -76,3 +82,24 @@ def _is_within(value: Any, kind: type, interval: str) -> bool:
     low, high = map(float, interval[1:-1].split(","))
     above_low = low <= value if interval[0] == "[" else low < value
     return above_low and (value <= high if interval[-1] == "]" else value < high)
+
+
+def check_counts(minimum: int = 1, **counts: Any) -> None:
+    """Raise a ValueError unless each of `counts` is an integer of at least `minimum`."""
+    for name, count in counts.items():
+        if not is_count(count, minimum):
+            raise ValueError(
+                f"`{name}` must be a whole number of at least {minimum}. Received: {count!r}."
+            )
+
+
+def is_count(number: Any, minimum: int = 1) -> bool:
+    """Return whether `number` is an integer of at least `minimum`."""
+    is_whole = isinstance(number, Integral) and not isinstance(number, bool)
+    return is_whole and number >= minimum
+
+
+def are_counts(values: Any, length: int) -> bool:
+    """Return whether `values` is a tuple or a list of positive whole numbers."""
+    is_sequence = isinstance(values, (tuple, list)) and len(values) == length
+    return is_sequence and all(map(is_count, values))

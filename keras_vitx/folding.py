@@ -6,11 +6,11 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_vitx.checks import check
 from keras_vitx.keras_internals import children, sublayers
 from keras_vitx.layers import HeadMixing, LocalMapConvolution, ReAttention, ResidualRefinement
 from keras_vitx.layers.base import build_all, register, serialize
 from keras_vitx.layers.maps import MapLayer, convolution_1x1
-from keras_vitx.text import check
 
 Arrays = dict[int, list[np.ndarray]]
 """The weights of layers that change, by their `id`, in the order of `weights`."""

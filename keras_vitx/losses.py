@@ -6,6 +6,7 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_vitx.checks import PositiveFloat, check_argument
 from keras_vitx.keras_internals import logits_of
 
 
@@ -119,9 +120,8 @@ class SoftDistillation(keras.losses.Loss):
         **kwargs: Any,
     ):
         super().__init__(name=name, **kwargs)
-        if not temperature > 0:
-            raise ValueError(f"`temperature` must be above 0. Received: {temperature!r}.")
-        self.temperature, self.from_logits = temperature, from_logits
+        self.temperature = check_argument("temperature", temperature, PositiveFloat)
+        self.from_logits = from_logits
 
     def call(self, y_true, y_pred):
         # The logarithms of probabilities are logits, up to a constant.

@@ -12,8 +12,8 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_vitx.checks import NonNegativeFloat, PositiveInt, Probability, check_argument
 from keras_vitx.backend import input_gradient
+from keras_vitx.checks import NonNegativeFloat, PositiveInt, Probability, check_argument
 from keras_vitx.outputs import outputs_of
 from keras_vitx.preprocessing import ModelInput
 from keras_vitx.training.evaluate import evaluate

@@ -3,13 +3,6 @@
 import difflib
 import re
 from collections.abc import Iterable
-from typing import Any
-
-
-def check(holds: Any, rule: str, received: Any) -> None:
-    """Raise a ValueError of a rule, "`x` must be ...", and what was received, if it is broken."""
-    if not holds:
-        raise ValueError(f"{rule} Received: {received!r:.200}.")
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -12,6 +12,7 @@ import numpy as np
 from keras_vitx.analysis.figures import shade
 from keras_vitx.analysis.measure import check_measure, measure
 from keras_vitx.analysis.trace import check_images
+from keras_vitx.checks import PositiveInt, check_argument
 from keras_vitx.drawing import Picture, drawing
 from keras_vitx.files import check_writable, write_csv
 from keras_vitx.text import nearest, needs_extra
@@ -69,8 +70,7 @@ class MeasureDuringTraining(keras.callbacks.Callback):
                     f"The measure {name!r} has more than one number per block and head; a curve "
                     "needs one."
                 )
-        if every is not None and every < 1:
-            raise ValueError(f"`every` must be at least 1, or None. Received: {every}.")
+        check_argument("every", every, PositiveInt | None)
         if path is not None:
             check_writable(path)
         self.images, self.every, self.batch_size = images, every, batch_size

@@ -9,6 +9,7 @@ import numpy as np
 
 from keras_vitx.analysis import measures as m
 from keras_vitx.analysis.trace import BlockTrace, as_array, check_images, check_model, trace
+from keras_vitx.checks import PositiveInt, check_argument
 from keras_vitx.keras_internals import sublayers
 from keras_vitx.layers import ContextBroadcasting, PositionalAttention, ReAttention
 from keras_vitx.text import nearest as nearest_names
@@ -77,10 +78,8 @@ def measure(
             measure of probabilities gets maps that are not, by `maps="values"`.
     """
     images = check_images(model, images)
-    if batch_size < 1:
-        raise ValueError(f"`batch_size` must be at least 1. Received: {batch_size}.")
-    if maps not in (None, "softmax", "values"):
-        raise ValueError(f"`maps` must be 'softmax', 'values' or None. Received: {maps!r}.")
+    check_argument("batch_size", batch_size, PositiveInt)
+    check_argument("maps", maps, Literal["softmax", "values"] | None)
     if isinstance(measures, Mapping):
         selection = dict(measures)
     else:

@@ -12,13 +12,13 @@ from PIL import Image
 
 from keras_vitx import data
 from keras_vitx.backend import without_gradients
+from keras_vitx.checks import check
 from keras_vitx.export.convert import run_file
 from keras_vitx.export.formats import existing_format
 from keras_vitx.export.graph import HALF_DTYPES, OUTPUTS, Graph, graph_of
 from keras_vitx.export.record import read_record
 from keras_vitx.keras_internals import sublayers
 from keras_vitx.preprocessing import IMAGENET_INCEPTION, ModelInput
-from keras_vitx.text import check
 
 PHOTOGRAPHS = 8
 """Number of images of the shipped sample for a comparison."""

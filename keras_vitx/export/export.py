@@ -13,6 +13,7 @@ from typing import Any
 
 import keras
 
+from keras_vitx.checks import check
 from keras_vitx.export.check import check_tolerance, compare, named_batches
 from keras_vitx.export.convert import convert
 from keras_vitx.export.formats import format_to_write
@@ -26,7 +27,6 @@ from keras_vitx.export.record import (
 )
 from keras_vitx.folding import fuse as fused
 from keras_vitx.preprocessing import Preprocessing
-from keras_vitx.text import check
 
 LOCK = threading.RLock()
 """Held by an export: the tracers of PyTorch have one state for all threads."""

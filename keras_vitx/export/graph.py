@@ -11,12 +11,12 @@ import ml_dtypes
 import numpy as np
 from keras import ops
 
+from keras_vitx.checks import check
 from keras_vitx.data.predictions import class_names
 from keras_vitx.keras_internals import sublayers
 from keras_vitx.layers import ImagePreprocessing
 from keras_vitx.outputs import outputs_of
 from keras_vitx.serialized import remade
-from keras_vitx.text import check
 
 INPUT = "images"
 """Name of the input in every format."""

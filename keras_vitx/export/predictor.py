@@ -12,6 +12,7 @@ import numpy as np
 
 from keras_vitx import data
 from keras_vitx.backend import without_gradients
+from keras_vitx.checks import check
 from keras_vitx.data.images import images_of
 from keras_vitx.data.predictions import class_names
 from keras_vitx.export import runtimes
@@ -19,7 +20,6 @@ from keras_vitx.export.formats import existing_format, format_of
 from keras_vitx.export.record import read_record
 from keras_vitx.outputs import outputs_of
 from keras_vitx.preprocessing import ModelInput, Preprocessing
-from keras_vitx.text import check
 
 BATCH_SIZES = (1, 8, 32)
 

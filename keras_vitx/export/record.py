@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from keras_vitx.checks import check
 from keras_vitx.export.graph import Format
 from keras_vitx.files import check_writable, move, remove_stale, temporary_beside
-from keras_vitx.text import check
 
 WRITTEN = ("saved_model.pb", "fingerprint.pb", "variables", "assets")
 """What TensorFlow writes into the directory of a SavedModel."""

@@ -2,7 +2,6 @@
 
 import functools
 import inspect
-import numbers
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -63,27 +62,6 @@ def at_least_float32(dtype: Any = None) -> str:
     """
     is_double = keras.dtype_policies.get(dtype).compute_dtype == "float64"
     return "float64" if is_double else "float32"
-
-
-def check_one_of(name: str, value: Any, known: tuple) -> None:
-    """Check an argument that chooses one of several forms."""
-    if value not in known:
-        raise ValueError(f"`{name}` must be one of {known}. Received: {value!r}.")
-
-
-def is_count(number: Any, minimum: int = 1) -> bool:
-    """Return whether `number` is an integer of at least `minimum`."""
-    is_whole = isinstance(number, numbers.Integral) and not isinstance(number, bool)
-    return is_whole and number >= minimum
-
-
-def check_counts(minimum: int = 1, **counts: Any) -> None:
-    """Raise a ValueError unless each of `counts` is an integer of at least `minimum`."""
-    for name, count in counts.items():
-        if not is_count(count, minimum):
-            raise ValueError(
-                f"`{name}` must be a whole number of at least {minimum}. Received: {count!r}."
-            )
 
 
 class LayerType(type):

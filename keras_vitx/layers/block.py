@@ -1,10 +1,13 @@
 """Transformer blocks. A block takes its attention and its MLP as arguments."""
 
+from typing import Literal
+
 import keras
 
+from keras_vitx.checks import PositiveFloat, check_argument
 from keras_vitx.layers import ops
 from keras_vitx.layers.attention import Attention
-from keras_vitx.layers.base import Layer, build_all, check_one_of, is_own, register
+from keras_vitx.layers.base import Layer, build_all, is_own, register
 from keras_vitx.layers.regularization import DropPath, LayerScale
 
 
@@ -63,11 +66,8 @@ class Block(Layer):
         for argument, layer in (("attention", attention), ("mlp", mlp)):
             if not isinstance(layer, keras.layers.Layer):
                 raise ValueError(f"`{argument}` must be a layer. Received: {layer!r}.")
-        check_one_of("residual_dtype", residual_dtype, (None, "float32"))
-        if residual_scale <= 0:
-            raise ValueError(
-                f"`residual_scale` must be above 0. Received: residual_scale={residual_scale}."
-            )
+        check_argument("residual_dtype", residual_dtype, Literal["float32"] | None)
+        check_argument("residual_scale", residual_scale, PositiveFloat)
         self.attention = attention
         self.mlp = mlp
         self.layer_scale = layer_scale

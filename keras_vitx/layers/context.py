@@ -1,9 +1,12 @@
 """Context Broadcasting and the variants of its tables: a global context for each token."""
 
+from typing import Literal
+
 import keras
 
+from keras_vitx.checks import check_argument, check_counts
 from keras_vitx.layers import ops
-from keras_vitx.layers.base import Layer, check_counts, check_one_of, register
+from keras_vitx.layers.base import Layer, register
 from keras_vitx.layers.initializers import start_from
 from keras_vitx.layers.maps import MapLayer
 
@@ -40,7 +43,7 @@ class ContextBroadcasting(Layer):
         **kwargs,
     ):
         super().__init__(**kwargs)
-        check_one_of("context", context, CONTEXTS)
+        check_argument("context", context, Literal[CONTEXTS])
         if context == "class_product" and scale is not None:
             raise ValueError(
                 "`scale` must be None with context='class_product', which adds no context. "

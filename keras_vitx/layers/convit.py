@@ -1,12 +1,14 @@
 """ConViT's positional self-attention (PSA) and gated positional self-attention (GPSA)."""
 
 from math import isqrt
+from typing import Literal
 
 import keras
 
+from keras_vitx.checks import check_argument
 from keras_vitx.layers import ops
 from keras_vitx.layers.attention import Attention
-from keras_vitx.layers.base import check_one_of, register
+from keras_vitx.layers.base import register
 from keras_vitx.layers.initializers import normal
 
 
@@ -77,7 +79,7 @@ class PositionalAttention(Attention):
     ):
         super().__init__(num_heads, qkv_bias=qkv_bias, **kwargs)
         side = isqrt(num_heads)
-        check_one_of("conv_start", conv_start, (True, False, "partial"))
+        check_argument("conv_start", conv_start, Literal[True, False, "partial"])
         if conv_start is True and side**2 != num_heads:
             raise ValueError(
                 "`num_heads` must be a square for the convolutional start, with one head per "

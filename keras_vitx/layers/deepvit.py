@@ -2,6 +2,7 @@
 
 import keras
 
+from keras_vitx.checks import PositiveFloat, check_argument
 from keras_vitx.layers import ops
 from keras_vitx.layers.attention import Attention
 from keras_vitx.layers.base import at_least_float32, register
@@ -79,9 +80,7 @@ class Temperature(MapLayer):
 
     def __init__(self, temperature: float = 1.0, learnable: bool = False, **kwargs):
         super().__init__(**kwargs)
-        if temperature <= 0:
-            raise ValueError(f"`temperature` must be above 0. Received: {temperature}.")
-        self.temperature = temperature
+        self.temperature = check_argument("temperature", temperature, PositiveFloat)
         self.learnable = learnable
 
     def build(self, input_shape):

@@ -3,14 +3,15 @@
 import contextlib
 from collections.abc import Sequence
 from numbers import Integral
-from typing import Any
+from typing import Any, Literal
 
 import keras
 import numpy as np
 from keras import ops
 
+from keras_vitx.checks import check_argument
 from keras_vitx.keras_internals import on_device_of, operations_of
-from keras_vitx.layers.base import Layer, check_one_of, register
+from keras_vitx.layers.base import Layer, register
 from keras_vitx.preprocessing import ModelInput, Preprocessing, check_levels, scaled_size
 
 
@@ -89,7 +90,7 @@ class ImagePreprocessing(Layer):
                 "`crop_ratio` must be at most the shorter side of `size`. "
                 f"Received: {crop_ratio!r}."
             )
-        check_one_of("interpolation", interpolation, tuple(KERNELS))
+        check_argument("interpolation", interpolation, Literal[tuple(KERNELS)])
         self.size, self.mean, self.std = tuple(map(int, size)), transform.mean, transform.std
         self.crop_ratio = crop_ratio
         self.interpolation = interpolation

@@ -1,8 +1,11 @@
 """Refiner's layers: local convolution of maps, both refiners."""
 
+from typing import Literal
+
+from keras_vitx.checks import check_argument, check_counts
 from keras_vitx.layers import ops
 from keras_vitx.layers.attention import Attention
-from keras_vitx.layers.base import build_all, check_counts, check_one_of, register
+from keras_vitx.layers.base import build_all, register
 from keras_vitx.layers.initializers import uniform
 from keras_vitx.layers.maps import MapLayer, MapNormalization, convolution_1x1
 
@@ -40,7 +43,7 @@ class LocalMapConvolution(MapLayer):
             raise ValueError(
                 f"`kernel_size` must be odd and positive. Received: kernel_size={kernel_size}."
             )
-        check_one_of("constraint", constraint, (None, "spatial", "row+column"))
+        check_argument("constraint", constraint, Literal["spatial", "row+column"] | None)
         if constraint == "spatial" and grid is None:
             raise ValueError("`grid` must be given with constraint='spatial'. Received: grid=None.")
         self.kernel_size = kernel_size

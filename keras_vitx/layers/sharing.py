@@ -1,12 +1,13 @@
 """Sharing maps between blocks, as in DeepViT and Refined-ViT, and their similarity."""
 
-from typing import Any
+from typing import Any, Literal
 
 import keras
 
+from keras_vitx.checks import check_argument
 from keras_vitx.layers import ops
 from keras_vitx.layers.attention import Attention
-from keras_vitx.layers.base import check_one_of, register
+from keras_vitx.layers.base import register
 from keras_vitx.layers.block import Block
 
 
@@ -146,5 +147,5 @@ def map_similarity(maps: Any, others: Any, over: str = "heads") -> Any:
 
 def check_similarity(over: str, of: str) -> None:
     """Check over which axis maps are compared, and which."""
-    check_one_of("similarity_over", over, tuple(SIMILARITY_AXES))
-    check_one_of("similarity_of", of, ("used", "emitted"))
+    check_argument("similarity_over", over, Literal[tuple(SIMILARITY_AXES)])
+    check_argument("similarity_of", of, Literal["used", "emitted"])

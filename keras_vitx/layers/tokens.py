@@ -1,12 +1,14 @@
 """From images to tokens, and from tokens to one vector per image."""
 
 from collections.abc import Sequence
+from typing import Literal
 
 import keras
 import numpy as np
 
+from keras_vitx.checks import check_argument, check_counts
 from keras_vitx.layers import ops
-from keras_vitx.layers.base import Layer, check_counts, check_one_of, register
+from keras_vitx.layers.base import Layer, register
 from keras_vitx.layers.initializers import initializers, normal, uniform
 from keras_vitx.positions import resample
 
@@ -283,7 +285,7 @@ class TokenPooling(Layer):
 
     def __init__(self, pooling: str = "token", num_prefix_tokens: int = 1, **kwargs):
         super().__init__(**kwargs)
-        check_one_of("pooling", pooling, self.poolings)
+        check_argument("pooling", pooling, Literal[self.poolings])
         self.pooling = pooling
         self.num_prefix_tokens = num_prefix_tokens
 

@@ -5,11 +5,12 @@ import os
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import keras
 import numpy as np
 
+from keras_vitx.checks import check_argument, check_counts
 from keras_vitx.layers import (
     Attention,
     Block,
@@ -18,11 +19,10 @@ from keras_vitx.layers import (
     SharedMapsBlock,
     TokenPooling,
 )
-from keras_vitx.layers.base import at_least_float32, check_one_of
+from keras_vitx.layers.base import at_least_float32
 from keras_vitx.layers.initializers import initializers
 from keras_vitx.layers.sharing import check_similarity
 from keras_vitx.layers.tokens import patch_grid
-from keras_vitx.models.common import check_counts
 
 Layers = list[keras.layers.Layer]
 Factory = Callable[[int], keras.layers.Layer]
@@ -129,7 +129,7 @@ class ModelArguments:
     strict: bool = True
 
     def __post_init__(self):
-        check_one_of("pooling", self.pooling, (None, *TokenPooling.poolings))
+        check_argument("pooling", self.pooling, Literal[TokenPooling.poolings] | None)
         check_counts(classes=self.classes)
         if isinstance(self.classifier_activation, keras.layers.Layer):
             raise ValueError(

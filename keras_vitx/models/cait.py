@@ -2,6 +2,7 @@
 
 import keras
 
+from keras_vitx.checks import check_counts
 from keras_vitx.layers import (
     MLP,
     ClassAttention,
@@ -12,7 +13,7 @@ from keras_vitx.layers import (
 )
 from keras_vitx.models.arguments import Layers, ModelArguments
 from keras_vitx.models.build import family
-from keras_vitx.models.common import check_counts, check_heads, class_tokens, last_norm
+from keras_vitx.models.common import check_heads, class_tokens, last_norm
 from keras_vitx.preprocessing import IMAGENET_DEFAULT
 from keras_vitx.weights.names import Row, Table
 

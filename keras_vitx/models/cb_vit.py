@@ -1,14 +1,15 @@
 """CB-ViT: Context Broadcasting (Hyeon-Woo et al., 2022, arXiv 2210.08457)."""
 
 from collections.abc import Collection
+from typing import Literal
 
 import keras
 
+from keras_vitx.checks import check_argument, check_counts
 from keras_vitx.layers import MLP, Attention, ContextBroadcasting, PatchEmbedding, PositionEmbedding
-from keras_vitx.layers.base import check_one_of
 from keras_vitx.models.arguments import Layers, ModelArguments
 from keras_vitx.models.build import family
-from keras_vitx.models.common import check_counts, check_heads, class_tokens, last_norm
+from keras_vitx.models.common import check_heads, class_tokens, last_norm
 from keras_vitx.preprocessing import IMAGENET_DEFAULT
 from keras_vitx.weights.names import Row, Table
 
@@ -63,8 +64,8 @@ def CBViT(
     grid = args.grid(patch_size)
     check_heads(dim, num_heads)
     check_counts(depth=depth)
-    check_one_of("position", position, tuple(SLOTS))
-    check_one_of("where", where, tuple(BRANCHES))
+    check_argument("position", position, Literal[tuple(SLOTS)])
+    check_argument("where", where, Literal[tuple(BRANCHES)])
     if position == "middle" and where != "mlp":
         raise ValueError(
             "position='middle' is after the activation of the MLP: give where='mlp'. "

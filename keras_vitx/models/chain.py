@@ -9,6 +9,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_vitx.checks import check_counts
 from keras_vitx.keras_internals import sublayers
 from keras_vitx.layers.base import (
     at_least_float32,
@@ -23,7 +24,6 @@ from keras_vitx.layers.cait import ClassBlock
 from keras_vitx.layers.heads import MultiHead
 from keras_vitx.layers.preprocessing import ImagePreprocessing
 from keras_vitx.models import depth
-from keras_vitx.models.common import check_counts
 from keras_vitx.models.multi_head import MultiHeadTraining
 from keras_vitx.positions import Grid, resample
 from keras_vitx.preprocessing import Preprocessing

@@ -6,9 +6,8 @@ from typing import Any
 
 import keras
 
+from keras_vitx.checks import check_counts
 from keras_vitx.layers import ClassToken
-from keras_vitx.layers.base import check_counts as check_counts
-from keras_vitx.layers.base import is_count
 
 
 def class_tokens(distillation_token: bool = False) -> list[keras.layers.Layer]:
@@ -20,12 +19,6 @@ def class_tokens(distillation_token: bool = False) -> list[keras.layers.Layer]:
 def last_norm() -> keras.layers.Layer:
     """Return the norm after the last block."""
     return keras.layers.LayerNormalization(epsilon=1e-6, name="norm")
-
-
-def are_counts(values: Any, length: int) -> bool:
-    """Return whether `values` is a tuple or a list of positive whole numbers."""
-    is_sequence = isinstance(values, (tuple, list)) and len(values) == length
-    return is_sequence and all(map(is_count, values))
 
 
 def check_heads(dim: int, num_heads: int) -> None:

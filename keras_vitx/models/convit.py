@@ -1,5 +1,6 @@
 """ConViT: soft convolutional inductive biases (d'Ascoli et al., 2021, arXiv 2103.10697)."""
 
+from keras_vitx.checks import check_counts
 from keras_vitx.layers import (
     MLP,
     Attention,
@@ -10,7 +11,7 @@ from keras_vitx.layers import (
 )
 from keras_vitx.models.arguments import Layers, ModelArguments
 from keras_vitx.models.build import family
-from keras_vitx.models.common import check_counts, check_heads, class_tokens, last_norm
+from keras_vitx.models.common import check_heads, class_tokens, last_norm
 from keras_vitx.preprocessing import IMAGENET_DEFAULT
 from keras_vitx.weights.names import Row, Table
 

@@ -2,6 +2,7 @@
 
 from numbers import Real
 
+from keras_vitx.checks import check_counts
 from keras_vitx.layers import (
     MLP,
     Attention,
@@ -14,7 +15,7 @@ from keras_vitx.layers import (
 )
 from keras_vitx.models.arguments import Layers, ModelArguments, Similarity
 from keras_vitx.models.build import family
-from keras_vitx.models.common import check_counts, check_heads, class_tokens, last_norm
+from keras_vitx.models.common import check_heads, class_tokens, last_norm
 from keras_vitx.preprocessing import IMAGENET_INCEPTION
 from keras_vitx.weights.names import Row, Table
 

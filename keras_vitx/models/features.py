@@ -6,11 +6,12 @@ from typing import Any
 
 import keras
 
+from keras_vitx.checks import are_counts
 from keras_vitx.layers import ClassBlock
 from keras_vitx.layers.base import register, serialize, to_python
 from keras_vitx.layers.tokens import PatchMap, patch_grid
 from keras_vitx.models.chain import Chain, ImageModel, grid_after
-from keras_vitx.models.common import are_counts, scale_factor
+from keras_vitx.models.common import scale_factor
 from keras_vitx.models.cut import as_chain
 from keras_vitx.text import nearest
 

@@ -3,10 +3,11 @@
 Included for the Context Broadcasting experiments (Appendix B.3, Table 11).
 """
 
+from keras_vitx.checks import check_counts
 from keras_vitx.layers import MLP, ContextBroadcasting, PatchEmbedding, TokenMixing
 from keras_vitx.models.arguments import Layers, ModelArguments
 from keras_vitx.models.build import family
-from keras_vitx.models.common import check_counts, last_norm
+from keras_vitx.models.common import last_norm
 from keras_vitx.preprocessing import IMAGENET_INCEPTION
 from keras_vitx.weights.names import Table
 

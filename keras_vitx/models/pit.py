@@ -5,6 +5,7 @@ Included for the Context Broadcasting experiments (Appendix B.3, Table 11).
 
 from collections.abc import Sequence
 
+from keras_vitx.checks import check_counts
 from keras_vitx.layers import (
     MLP,
     Attention,
@@ -16,7 +17,7 @@ from keras_vitx.layers import (
 from keras_vitx.layers.tokens import TokenDownsampling
 from keras_vitx.models.arguments import Layers, ModelArguments
 from keras_vitx.models.build import family
-from keras_vitx.models.common import check_counts, check_heads, last_norm
+from keras_vitx.models.common import check_heads, last_norm
 from keras_vitx.preprocessing import IMAGENET_DEFAULT
 from keras_vitx.weights.names import Row, Table
 

@@ -1,5 +1,8 @@
 """Refined-ViT: refiner, attention expansion and local maps (Zhou et al., 2021, arXiv 2106.03714)."""
 
+from typing import Literal
+
+from keras_vitx.checks import check_argument, check_counts
 from keras_vitx.layers import (
     MLP,
     AccumulatingAttention,
@@ -12,10 +15,9 @@ from keras_vitx.layers import (
     ResidualRefinement,
     SharedAttention,
 )
-from keras_vitx.layers.base import check_one_of
 from keras_vitx.models.arguments import Layers, ModelArguments, Similarity
 from keras_vitx.models.build import family
-from keras_vitx.models.common import check_counts, check_heads, class_tokens, last_norm
+from keras_vitx.models.common import check_heads, class_tokens, last_norm
 from keras_vitx.preprocessing import IMAGENET_INCEPTION
 from keras_vitx.weights.names import Row, Table
 
@@ -104,7 +106,7 @@ def RefinedViT(
     check_heads(dim, num_heads)
     check_counts(depth=depth, expansion=expansion, kernel_size=kernel_size)
     check_counts(minimum=0, shared_depth=shared_depth)
-    check_one_of("refiner", refiner, ("released", "paper", None))
+    check_argument("refiner", refiner, Literal["released", "paper"] | None)
     if refiner == "released" and not (reduction and constraint is None):
         raise ValueError(
             "`reduction` and `constraint` belong to refiner='paper'. "

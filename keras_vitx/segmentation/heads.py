@@ -8,8 +8,8 @@ import numpy as np
 from keras import ops
 from keras.layers import BatchNormalization, Concatenate, Conv2D, Conv2DTranspose
 
-from keras_vitx.checks import check_argument
-from keras_vitx.models.common import check_counts, scale_factor
+from keras_vitx.checks import check_argument, check_counts
+from keras_vitx.models.common import scale_factor
 from keras_vitx.segmentation.model import Segmenter
 
 LAST = "channels_last"

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import keras
 import numpy as np
 
+from keras_vitx.checks import check_argument
 from keras_vitx.data import load_dataset
 from keras_vitx.data.predictions import imagenet_classes
 from keras_vitx.data.sources.names import numbers_of
@@ -287,8 +288,7 @@ def choose_threshold(
     Raises:
         ValueError: if the model predicts one of more than two classes, or as `evaluate`.
     """
-    if metric not in ("f1", "accuracy"):
-        raise ValueError(f"`metric` must be 'f1' or 'accuracy'. Received: {metric!r}.")
+    check_argument("metric", metric, Literal["f1", "accuracy"])
     before, model.threshold = getattr(model, "threshold", None), None
     try:
         found = evaluate(model, source, split, predictions=True, **options)

@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 
+from keras_vitx.checks import check_argument
 from keras_vitx.outputs import outputs_of
 from keras_vitx.provenance import base_of
 from keras_vitx.serialized import check_registered
@@ -169,8 +170,7 @@ def _check(head: str, output: Any, saves: Any, settings: Mapping[str, Any]) -> N
             f"`{name}` must be an argument of `model.compile`, called before `fit`. Received: "
             f"{settings[name]!r:.60}."
         )
-    if head not in ("match", "keep", "fresh"):
-        raise ValueError(f"`head` must be 'match', 'keep' or 'fresh'. Received: {head!r}.")
+    check_argument("head", head, Head)
     if output is None and saves:
         raise ValueError(
             "`output` must be a directory with `resume` or `save_every`. Received: None."

@@ -18,6 +18,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from keras_vitx.checks import PositiveInt, check_argument
 from keras_vitx.files import atomic_write, remove_stale
 from keras_vitx.keras_internals import build_training
 from keras_vitx.training.batches import BatchRange, first_of, steps_of
@@ -86,9 +87,8 @@ def resumable_fit(
             of the checkpoint; the message lists the differences.
         OSError: if a checkpoint can't be written or read.
     """
-    for name, value in (("save_every", save_every), ("keep", keep)):
-        if value is not None and value < 1:
-            raise ValueError(f"`{name}` must be at least 1. Received: {value}.")
+    check_argument("save_every", save_every, PositiveInt | None)
+    check_argument("keep", keep, PositiveInt)
     callbacks = [*callbacks, Replicate()]
     if hasattr(batches, "set_epoch"):
         set_epoch = keras.callbacks.LambdaCallback(lambda epoch, logs: batches.set_epoch(epoch))

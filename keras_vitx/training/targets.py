@@ -10,6 +10,7 @@ from typing import Any, Literal
 import keras
 import numpy as np
 
+from keras_vitx.checks import PositiveFloat, PositiveInt, Probability, check_argument, check_fields
 from keras_vitx.data.augmentation.mixing import Mixing
 from keras_vitx.data.augmentation.windows import Window
 from keras_vitx.data.images import normalize
@@ -64,20 +65,13 @@ class Distillation:
 
     teacher: keras.Model
     kind: Literal["hard", "soft"] = "hard"
-    temperature: float = 3.0
-    weight: float | None = None
+    temperature: PositiveFloat = 3.0
+    weight: Probability | None = None
 
     def __post_init__(self):
-        if not isinstance(self.teacher, keras.Model):
-            raise ValueError(f"`teacher` must be a Keras model. Received: {self.teacher!r}.")
-        if self.kind not in WEIGHTS:
-            raise ValueError(f"`kind` must be 'hard' or 'soft'. Received: {self.kind!r}.")
-        if not self.temperature > 0:
-            raise ValueError(f"`temperature` must be above 0. Received: {self.temperature!r}.")
+        check_fields(self)
         if self.weight is None:
             object.__setattr__(self, "weight", WEIGHTS[self.kind])
-        if not 0 <= self.weight <= 1:
-            raise ValueError(f"`weight` must be in [0, 1]. Received: {self.weight!r}.")
 
     def loss(self, student: keras.Model, loss: keras.losses.Loss | None = None) -> PerHead:
         """Return the training loss of `student`.
@@ -250,12 +244,8 @@ class TokenLabels:
                 "`model` must have a dense head, a classifier of the patches (dense_head=True). "
                 f"Received: {described(model)}."
             )
-        if relabel_size is not None and (not isinstance(relabel_size, int) or relabel_size < 1):
-            raise ValueError(
-                f"`relabel_size` must be a positive integer or None. Received: {relabel_size!r}."
-            )
-        self.labels, self.from_logits, self.relabel_size = labels, from_logits, relabel_size
-        self.relabel = relabel
+        self.relabel_size = check_argument("relabel_size", relabel_size, PositiveInt | None)
+        self.labels, self.from_logits, self.relabel = labels, from_logits, relabel
         self.grid, self.classes = model.grid, model.output_shape[-1]
         if not isinstance(labels, Mapping):
             _check_shapes(labels, 4, self.classes)
@@ -378,9 +368,7 @@ class MixToken(BatchTransform):
                 "`model` must be a `Chain`: MixToken exchanges patches after the patch embedding. "
                 f"Received: {described(model)}."
             )
-        if not alpha > 0:
-            raise ValueError(f"`alpha` must be above 0. Received: {alpha!r}.")
-        self.alpha, self.seed = alpha, seed
+        self.alpha, self.seed = check_argument("alpha", alpha, PositiveFloat), seed
 
     def transform(self, images, labels, index):
         # The 1 makes the boxes independent of the augmentation of the same batch.

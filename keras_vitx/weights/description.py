@@ -10,11 +10,11 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from keras_vitx.checks import check
 from keras_vitx.files import is_being_moved
 from keras_vitx.outputs import class_names_of
 from keras_vitx.positions import Grid
 from keras_vitx.preprocessing import Preprocessing
-from keras_vitx.text import check
 
 LIBRARY = "keras_vitx"
 CONFIG = "config.json"

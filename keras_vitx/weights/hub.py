@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote
 
-from keras_vitx.text import check
+from keras_vitx.checks import check
 from keras_vitx.weights.description import SAFETENSORS, FileError
 
 SCHEME = "hf://"

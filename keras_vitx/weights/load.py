@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 
-from keras_vitx.text import check
+from keras_vitx.checks import check
 from keras_vitx.weights.catalog import CHECKPOINTS, DATASETS, Checkpoint, find
 from keras_vitx.weights.convert import abbreviate, convert
 from keras_vitx.weights.description import (

@@ -17,10 +17,10 @@ import keras
 import numpy as np
 from safetensors.numpy import save_file
 
+from keras_vitx.checks import check
 from keras_vitx.files import atomic_write, locked, remove_stale
 from keras_vitx.keras_internals import sublayers, without_values
 from keras_vitx.serialized import check_registered, objects_in
-from keras_vitx.text import check
 from keras_vitx.weights.card import image_processor, model_card
 from keras_vitx.weights.catalog import CONSTRUCTORS, checkpoints_of
 from keras_vitx.weights.convert import convert, has_checkpoint_names, to_checkpoint

@@ -67,7 +67,7 @@ DURING = {
     "no measure 'entropi'...'entropy'": {"measures": ["entropi"]},
     "'mean_maps' has more than one number": {"measures": ["mean_maps"]},
     "'gates' needs gates": {"measures": ["gates"]},
-    "`every` must be at least 1, or None. Received: 0": {"every": 0},
+    "`every` must be an integer in [1, inf), or None. Received: 0": {"every": 0},
 }
 PAGE = {
     "`blocks`: the model 'mine' has blocks 0 to 1. Received: 7": {"blocks": [7]},
@@ -104,10 +104,10 @@ ERRORS = {
         "Did you mean 'entropy'": lambda: measure(ViT(), IMAGES, "entropi"),
         "needs gates (ConViT...model 'mine'": lambda: measure(ViT(name="mine"), IMAGES, "gates"),
         "needs a class token": lambda: measure(pooled(), IMAGES, "class_attention"),
-        "'softmax', 'values' or None. Received: 'both'": lambda: measure(
+        "one of 'softmax', 'values', or None. Received: 'both'": lambda: measure(
             ViT(), IMAGES, maps="both"
         ),
-        "`batch_size` must be at least 1": lambda: measure(ViT(), IMAGES, batch_size=0),
+        "`batch_size` must be an integer in [1, inf)": lambda: measure(ViT(), IMAGES, batch_size=0),
         "at least two images": lambda: measure(ViT(), IMAGES[:1], "normalized_cka"),
         "change their width": lambda: analysis.embedding_maps(FAMILIES["PiT"](), IMAGES),
         "one query and one key per patch...(8, 8)...class token": lambda: m.nonlocality(

@@ -48,7 +48,7 @@ ERRORS = {
         "shared maps ... (None, 2, 5, 6)": of_maps(kvl.SharedAttention, None, 2, 5, 6),
         "shared maps ... (None, 3, 5, 5)": of_maps(kvl.AccumulatingAttention, None, 3, 5, 5),
         "shared maps ... (3, 2, 4, 4)": lambda: kvl.SharedAttention(2)((X, numbers((3, 2, 4, 4)))),
-        "`temperature` must be above 0. Received: 0": lambda: kvl.Temperature(0),
+        "`temperature` must be a number in (0, inf). Received: 0": lambda: kvl.Temperature(0),
         "`context` must be one of ... Received: 'median'": lambda: kvl.ContextBroadcasting(
             "median"
         ),
@@ -77,12 +77,12 @@ ERRORS = {
         "`grid` must ... Received: grid=(2, 3), num_prefix_tokens=1, tokens=5": (
             lambda: TokenDownsampling(16, (2, 3)).build(TOKENS)
         ),
-        "`residual_scale` must be above 0. Received: residual_scale=0": (
+        "`residual_scale` must be a number in (0, inf). Received: 0": (
             lambda: Block(Attention(2), MLP(), residual_scale=0)
         ),
         "`attention` must be a layer. Received: <class": lambda: Block(Attention, MLP()),
         "`mlp` must be a layer. Received: <class": lambda: Block(Attention(2), MLP),
-        "`residual_dtype` must be one of (None, 'float32'). Received: 'float16'": (
+        "`residual_dtype` must be one of 'float32', or None. Received: 'float16'": (
             lambda: Block(Attention(2), MLP(), residual_dtype="float16")
         ),
         "`mlp_ratio`, or `hidden`, must ... Received: mlp_ratio=0.1, hidden=None, width=8": (

@@ -195,7 +195,7 @@ ERRORS = {
         "'head'": lambda: PerHead({"head_dist": SmoothedCrossentropy()}),
         "'mse'": lambda: PerHead({"head": "mse"}),
         "`temperature` ... Received: 0.0": lambda: SoftDistillation(0.0),
-        "`alpha` must be above 0": lambda: MixToken([], model_of(), alpha=0),
+        "`alpha` must be a number in (0, inf)": lambda: MixToken([], model_of(), alpha=0),
         "after the patch embedding...chain": lambda: MixToken(
             [], Chain([keras.layers.Flatten()], (8, 12, 3), name="chain")
         ),
@@ -211,12 +211,12 @@ ERRORS = {
             kv.data.pipelines(SOURCE, model_of()), token_labels=BY_COLOR
         ),
         # Teachers
-        "`teacher` must be a Keras model...'RegNetY'": lambda: Distillation("RegNetY"),
+        "`teacher` must be of type `Model`. Received: 'RegNetY'": lambda: Distillation("RegNetY"),
         "`teacher` must be a model": lambda: distil(distillation="hard"),
         "`class_weight` must be None": lambda: distil(teacher=teacher_of(), class_weight={0: 2}),
         "`kind` ... Received: 'medium'": lambda: Distillation(teacher_of(), "medium"),
         "`temperature` ... Received: 0.": lambda: Distillation(teacher_of(), temperature=0),
-        "`weight` must be in [0, 1]... 1.5": lambda: Distillation(teacher_of(), weight=1.5),
+        "`weight` must be a number in [0, 1], or None. Received: 1.5": lambda: Distillation(teacher_of(), weight=1.5),
         "student...as_chain": lambda: Distillation(teacher_of()).loss(teacher_of()),
         "student's 4 classes. Received: (None, 5)": lambda: batches_of(classes=5),
         "student's 3 channels": lambda: batches_of(channels=1),

@@ -136,7 +136,7 @@ OTHERS = {
     "data.train.pixels": {"source": (255 - IMAGES, LABELS)},
     "data.train.images was 42, is now": {"source": (IMAGES[:48], LABELS[:48])},
     "`output` must be a directory": {"output": None},
-    "`keep` must be at least 1": {"keep": 0},
+    r"`keep` must be an integer in \[1, inf\)": {"keep": 0},
     "must hold a run with checkpoints": {"output": "another"},
 }
 

@@ -12,13 +12,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from PIL import Image, ImageEnhance
 
-from keras_vitx.checks import (
-    PositiveInt,
-    Probability,
-    Range,
-    check_fields,
-    from_fields,
-)
+from keras_vitx.checks import PositiveInt, Probability, Range, check_fields, from_fields
 from keras_vitx.data.augmentation.rand_augment import RandAugment
 from keras_vitx.data.augmentation.windows import Window, random_shift, resized_crop
 from keras_vitx.text import nearest, needs_extra

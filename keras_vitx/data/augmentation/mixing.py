@@ -12,13 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_vitx.checks import (
-    NonNegativeFloat,
-    PositiveInt,
-    Probability,
-    check_fields,
-    from_fields,
-)
+from keras_vitx.checks import NonNegativeFloat, PositiveInt, Probability, check_fields, from_fields
 from keras_vitx.data.sources.dataset import is_regression
 
 

@@ -4,9 +4,10 @@ import importlib.util
 import os
 from pathlib import Path
 
+from keras_vitx.checks import check
 from keras_vitx.export.formats import litert, onnx, openvino, saved_model, stablehlo, torch
 from keras_vitx.export.graph import Format
-from keras_vitx.text import check, needs_extra
+from keras_vitx.text import needs_extra
 
 FORMATS: dict[str, Format] = {
     each.FORMAT.name: each.FORMAT
