@@ -1,6 +1,6 @@
 """Segment images: UperNet on the shipped checkpoint, on scenes composed of Fashion-MNIST.
 
-    python examples/segment.py [DIRECTORY]
+    python examples/segmentation/train.py [DIRECTORY]
 
 Each scene has three articles, in random colors and sizes, on a random background; a pixel has
 the kind of its article, the background is class 0, and the rims of articles are ignored. A
