@@ -14,7 +14,8 @@ from keras_vitx.data.images import normalize, resize, with_channels
 from keras_vitx.data.loading import Batches, import_grain, order
 from keras_vitx.preprocessing import ModelInput
 from keras_vitx.segmentation.evaluate import to_model
-from keras_vitx.segmentation.masks import IGNORED, MaskedImages, load_dataset, resize_mask
+from keras_vitx.segmentation.masks import MaskedImages, load_dataset, resize_mask
+from keras_vitx.segmentation.metrics import IGNORED
 
 MAXIMUM_SHARE = 0.75
 """Maximum fraction of one class in the labeled pixels of a crop."""

@@ -12,7 +12,8 @@ from PIL import Image
 from keras_vitx.annotations import check_argument
 from keras_vitx.data.images import normalize, pixels_of, resize, with_channels
 from keras_vitx.preprocessing import ModelInput
-from keras_vitx.segmentation.masks import IGNORED, load_dataset
+from keras_vitx.segmentation.masks import load_dataset
+from keras_vitx.segmentation.metrics import confusion, metrics_of
 from keras_vitx.segmentation.model import check_segmenter
 
 Mode = Literal["whole", "slide"]
@@ -96,29 +97,6 @@ def evaluate(
         for mask, logits in zip(masks, predictions, strict=True):
             counts += confusion(mask, logits.argmax(-1), classes)
     return {**metrics_of(counts), "images": masked.size}
-
-
-def confusion(mask: np.ndarray, predicted: np.ndarray, classes: int) -> np.ndarray:
-    """Return the numbers of pixels by true (rows) and predicted class, without ignored ones."""
-    labeled = mask != IGNORED
-    pairs = mask[labeled].astype("int64") * classes + predicted[labeled]
-    return np.bincount(pairs, minlength=classes**2).reshape(classes, classes)
-
-
-def metrics_of(counts: np.ndarray) -> dict[str, Any]:
-    """Return the metrics of `evaluate` from the sum of the counts."""
-    correct, true, predicted = counts.diagonal(), counts.sum(1), counts.sum(0)
-    if not true.any():
-        raise ValueError("Masks must have a pixel that is not ignored. Received: none.")
-    with np.errstate(invalid="ignore"):
-        iou = correct / (true + predicted - correct)
-        recall = correct / true
-    return {
-        "mean_iou": float(np.nanmean(iou)),
-        "accuracy": float(correct.sum() / true.sum()),
-        "mean_accuracy": float(np.nanmean(recall)),
-        "iou": iou,
-    }
 
 
 def to_model(image: np.ndarray, spec: ModelInput, size: tuple[int, int]) -> np.ndarray:

@@ -15,9 +15,7 @@ from keras_vitx.data.sources.directories import image_files, sub_directories
 from keras_vitx.data.sources.names import split_of
 from keras_vitx.data.sources.tfds import builder_of
 from keras_vitx.files import atomic_write
-
-IGNORED = 255
-"""The label of pixels that do not count in the loss and the metrics."""
+from keras_vitx.segmentation.metrics import IGNORED
 
 IMAGES = ("images", "JPEGImages")
 MASKS = ("masks", "annotations", "SegmentationClass", "SegmentationClassPNG")

@@ -11,7 +11,7 @@ from keras_vitx.annotations import PositiveInt, check_argument
 from keras_vitx.layers.ops import scalars_on_device
 from keras_vitx.models.chain import ImageModel
 from keras_vitx.preprocessing import Preprocessing
-from keras_vitx.segmentation.masks import IGNORED
+from keras_vitx.segmentation.metrics import IGNORED, MeanIoU
 from keras_vitx.training import AdamW
 
 AUXILIARY_WEIGHT = 0.4
@@ -143,37 +143,6 @@ class WarmupPolynomial(keras.optimizers.schedules.LearningRateSchedule):
 
     def get_config(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
-
-
-@keras.saving.register_keras_serializable(package="keras_vitx")
-class MeanIoU(keras.metrics.MeanIoU):
-    """Keras's metric, with its counts as one product of matrices.
-
-    Under PyTorch, Keras's runs a loop over the pixels, and waits for the device at each.
-    """
-
-    def update_state(self, y_true, y_pred, sample_weight=None):
-        if not self.sparse_y_pred:
-            y_pred = ops.argmax(y_pred, axis=self.axis)
-        # The ignored label equals no class. Float32 is exact up to 16 million pixels per batch.
-        y_true = ops.where(ops.equal(y_true, self.ignore_class), -1, y_true)
-        classes = ops.arange(self.num_classes, dtype="int32")
-        true, predicted = (
-            ops.cast(ops.equal(ops.reshape(ops.cast(y, "int32"), (-1, 1)), classes), "float32")
-            for y in (y_true, y_pred)
-        )
-        if sample_weight is not None:
-            weight = ops.broadcast_to(ops.cast(sample_weight, self.dtype), ops.shape(y_true))
-            true = true * ops.cast(ops.reshape(weight, (-1, 1)), "float32")
-        counts = ops.matmul(ops.transpose(true), predicted)
-        self.total_cm.assign_add(ops.cast(counts, self.dtype))
-
-    def result(self):
-        counts = ops.cast(self.total_cm, "float32")
-        correct = ops.diag(counts)
-        union = ops.sum(counts, axis=0) + ops.sum(counts, axis=1) - correct
-        occurring = ops.sum(ops.cast(union > 0, "float32"))
-        return ops.sum(correct / ops.maximum(union, 1.0)) / ops.maximum(occurring, 1.0)
 
 
 def compile(

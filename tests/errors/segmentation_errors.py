@@ -5,7 +5,7 @@ from harness import FAMILIES, save_picture
 
 from keras_vitx import features
 from keras_vitx import segmentation as seg
-from keras_vitx.segmentation.evaluate import metrics_of
+from keras_vitx.segmentation.metrics import metrics_of
 
 BACKEND_FREE = True
 ViT = FAMILIES["ViT"]

@@ -10,7 +10,7 @@ from keras import ops
 
 import keras_vitx as kv
 from keras_vitx.segmentation import LinearHead, UperNet
-from keras_vitx.segmentation.evaluate import confusion, metrics_of
+from keras_vitx.segmentation.metrics import confusion, metrics_of
 
 SHAPE = (32, 48, 3)
 SMALL = dict(channels=8, scales=(2, 1, 1, 0.5), pool_sizes=(1, 2, 3), dropout=0.0, auxiliary=4)

@@ -11,9 +11,9 @@ from PIL import Image
 import keras_vitx as kv
 from keras_vitx import segmentation as seg
 from keras_vitx.preprocessing import IMAGENET_INCEPTION, ModelInput
-from keras_vitx.segmentation.evaluate import confusion, metrics_of, resize_logits
+from keras_vitx.segmentation.evaluate import resize_logits
 from keras_vitx.segmentation.masks import resize_mask
-from keras_vitx.segmentation.model import MeanIoU
+from keras_vitx.segmentation.metrics import MeanIoU, confusion, metrics_of
 
 SPEC = ModelInput((None, 16, 24, 3), IMAGENET_INCEPTION)
 
