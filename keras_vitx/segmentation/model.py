@@ -1,18 +1,13 @@
-"""`Segmenter`, a backbone and a head as one model, and its optimizer, loss and metrics."""
+"""`Segmenter`, a backbone and a head as one model."""
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 import keras
-from keras import ops
 
-from keras_vitx.annotations import PositiveInt, check_argument
 from keras_vitx.layers.ops import scalars_on_device
 from keras_vitx.models.chain import ImageModel
 from keras_vitx.preprocessing import Preprocessing
-from keras_vitx.segmentation.metrics import IGNORED, MeanIoU
-from keras_vitx.training import AdamW
 
 AUXILIARY_WEIGHT = 0.4
 """Weight of the auxiliary head's loss (Zhao et al., 2017; Xiao et al., 2018, as released)."""
@@ -111,69 +106,3 @@ def check_segmenter(model: keras.Model) -> None:
             "`model` must return logits (batch, height, width, classes) of the images' size, as "
             f"UperNet and LinearHead do. Received: {model.name!r} with outputs {outputs}."
         )
-
-
-@keras.saving.register_keras_serializable(package="keras_vitx")
-@dataclasses.dataclass(eq=False)
-class WarmupPolynomial(keras.optimizers.schedules.LearningRateSchedule):
-    r"""Polynomial decay of the learning rate to zero, times a linear warm-up.
-
-    At step $s$ of $S$, with $W$ steps of warm-up, and 0 from step $S$ on,
-
-    $$\eta(s) = \eta\,(1 - s / S)^p\, \min(1, (s + 1) / W).$$
-
-    Args:
-        learning_rate: $\eta$.
-        steps: $S$.
-        warmup_steps: $W$; 0 for no warm-up.
-        power: $p$; 1 is a straight line.
-    """
-
-    learning_rate: float
-    steps: int
-    warmup_steps: int = 0
-    power: float = 1.0
-
-    def __call__(self, step):
-        step = ops.cast(step, "float32")
-        rate = self.learning_rate * ops.maximum(1 - step / self.steps, 0.0) ** self.power
-        if not self.warmup_steps:
-            return rate
-        return rate * ops.minimum((step + 1) / self.warmup_steps, 1.0)
-
-    def get_config(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
-
-
-def compile(
-    model: keras.Model,
-    steps: int = 40_000,
-    learning_rate: float = 6e-5,
-    warmup_steps: int = 1500,
-    weight_decay: float = 0.01,
-    power: float = 1.0,
-) -> None:
-    """Compile a model for `keras_vitx.fit`, or plain `fit`, with masks.
-
-    AdamW with weight decay of kernels, polynomial decay of the learning rate, the mean cross
-    entropy of the pixels that are not ignored, and their mean intersection over union.
-
-    Args:
-        model: A model from images to logits `(batch, height, width, classes)`.
-        steps: Steps until the learning rate is 0.
-        learning_rate: Peak learning rate. The default is that of XCiT, which the paper follows.
-        warmup_steps: Steps of linear warm-up, limited to a tenth of all.
-        weight_decay: Decoupled weight decay.
-        power: Power of the decay.
-
-    Raises:
-        ValueError: if `steps` is not positive, or the model returns no logits per pixel.
-    """
-    check_argument("steps", steps, PositiveInt)
-    check_segmenter(model)
-    rate = WarmupPolynomial(learning_rate, steps, min(warmup_steps, steps // 10), power)
-    iou = MeanIoU(
-        model.output_shape[-1], ignore_class=IGNORED, sparse_y_pred=False, name="mean_iou"
-    )
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=IGNORED)
-    model.compile(AdamW(rate, weight_decay), loss, metrics=[iou])
