@@ -26,7 +26,7 @@ class Segmenter(ImageModel):
             from `keras_vitx.features`.
         head: A model from these maps to logits `(batch, height, width, classes)`, or to a pair of
             logits, those of the auxiliary head last.
-        preprocessing: Preprocessing of the images; None is the backbone's.
+        preprocessing: Preprocessing of the images; None is the backbone's, without a crop.
         class_names: Names of the classes.
         name: Name of the model.
     """
@@ -42,8 +42,8 @@ class Segmenter(ImageModel):
     ):
         images = keras.Input(backbone.input_shape[1:], name="images")
         outputs = keras.tree.flatten(head(backbone(images)))
-        if preprocessing is None:
-            preprocessing = getattr(backbone, "preprocessing", None)
+        if preprocessing is None and getattr(backbone, "preprocessing", None):
+            preprocessing = Preprocessing.of(backbone.preprocessing).replace(crop_ratio=1.0)
         super().__init__(images, outputs[0], None, preprocessing, class_names, name=name, **kwargs)
         self._names = backbone.name, head.name
         self._in_train_step = False

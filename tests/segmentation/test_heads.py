@@ -149,6 +149,14 @@ def test_logits_before_and_after_saving(tmp_path, head):
     assert again.preprocessing == model.preprocessing and again.class_names == model.class_names
 
 
+@pytest.mark.backend_free
+def test_images_are_not_cropped():
+    """Or they would not fit their masks."""
+    model, image = LinearHead(backbone("ViT"), 5), np.random.randint(0, 256, SHAPE, "uint8")
+    expected = (image / 255 - model.preprocessing.mean) / model.preprocessing.std
+    close(kv.preprocess_input(image, model)[0], expected)
+
+
 def test_ignored_pixels():
     """Neither the loss nor the metric depends on them; both equal those of NumPy."""
     model = LinearHead(backbone(), 5)
