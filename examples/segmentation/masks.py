@@ -8,7 +8,7 @@ from PIL import Image
 import keras_vitx as kv
 
 IMAGES = "images", "JPEGImages"
-MASKS = "masks", "annotations", "SegmentationClass"
+MASKS = "masks", "annotations", "SegmentationClassPNG", "SegmentationClass"
 TRAIN, VALIDATION = ("train", "training", ""), ("val", "validation")
 
 
