@@ -26,7 +26,6 @@ from sklearn.metrics import accuracy_score, matthews_corrcoef
 from tokenizers.implementations import BertWordPieceTokenizer
 
 from keras_vitx.layers import MLP, Attention, RefinedAttention
-from keras_vitx.segmentation import WarmupPolynomial
 
 ATTENTION = {"plain": Attention, "refined": RefinedAttention}
 SMALL = {"dim": 256, "depth": 12, "num_heads": 4, "embedding_dim": 128}
@@ -93,9 +92,17 @@ def classifier(network, outputs, dropout=0.1):
     return keras.Model(network.inputs, x)
 
 
+class Schedule(keras.optimizers.schedules.PolynomialDecay):
+    """Linear decay, times a linear warm-up in the first tenth of the steps."""
+
+    def __call__(self, step):
+        warmup = (ops.cast(step, "float32") + 1) / max(1, self.decay_steps // 10)
+        return super().__call__(step) * ops.minimum(warmup, 1.0)
+
+
 def adamw(peak, steps):
     """ELECTRA's optimizer: no decay of biases and norms."""
-    rate = WarmupPolynomial(peak, steps, warmup_steps=steps // 10)
+    rate = Schedule(peak, steps, end_learning_rate=0.0)
     optimizer = keras.optimizers.AdamW(rate, weight_decay=0.01, clipnorm=1.0)
     optimizer.exclude_from_weight_decay(var_names=["bias", "gamma", "beta"])
     return optimizer

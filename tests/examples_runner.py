@@ -4,6 +4,7 @@ python tests/examples_runner.py EXAMPLE [ARGUMENTS ...]
 """
 
 import dataclasses
+import pathlib
 import runpy
 import sys
 
@@ -32,12 +33,13 @@ load_npz = sources.load_npz
 
 def run(path, *arguments):
     """Run the file as a program, and return its names."""
-    before = sys.argv, sources.load_npz
+    before = sys.argv, sys.path, sources.load_npz
     sys.argv, sources.load_npz = [str(path), *arguments], few_images
+    sys.path = [str(pathlib.Path(path).parent), *sys.path]  # As Python does.
     try:
         return runpy.run_path(str(path), run_name="__main__")
     finally:
-        sys.argv, sources.load_npz = before
+        sys.argv, sys.path, sources.load_npz = before
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ ARROWS = {
     "export": {"data", "layers", "folding"},
     "analysis": {"data", "layers"},
     "robustness": {"training"},
-    "segmentation": {"layers", "models", "data", "training"},
+    "segmentation": {"layers", "models", "data"},
 }
 ALL = ARROWS.keys() - LEAVES
 ARROWS |= {"cli": ALL, "api": ALL}

@@ -1,18 +1,18 @@
 """Predictions for images of any size, whole or by sliding windows, and their metrics."""
 
-from collections.abc import Callable, Sequence
-from itertools import product
+import itertools
+from collections.abc import Callable, Iterable, Sequence
 from numbers import Integral
 from typing import Any, Literal
 
 import keras
 import numpy as np
-from PIL import Image
+from PIL.Image import Resampling
 
-from keras_vitx.checks import check_argument
+from keras_vitx.checks import PositiveInt, check_argument
 from keras_vitx.data.images import normalize, pixels_of, resize, with_channels
 from keras_vitx.preprocessing import ModelInput
-from keras_vitx.segmentation.masks import IGNORED, load_dataset
+from keras_vitx.segmentation.metrics import IGNORED, confusion, metrics_of
 from keras_vitx.segmentation.model import check_segmenter
 
 Mode = Literal["whole", "slide"]
@@ -42,17 +42,17 @@ def predict(
         is `logits.argmax(-1)`.
 
     Raises:
-        ValueError: if `mode` is unknown or `stride` is not in 1..window.
+        ValueError: if an argument is out of range, such as a `stride` beyond the window.
         OSError: if the image can't be decoded.
     """
     check_segmenter(model)
+    check_argument("batch_size", batch_size, PositiveInt)
     return _logits(model, [pixels_of(image)], mode, stride, batch_size)[0]
 
 
 def evaluate(
     model: keras.Model,
-    source: Any,
-    split: Literal["validation", "train"] | None = None,
+    pairs: Iterable,
     mode: Mode = "whole",
     stride: int | tuple[int, int] | None = None,
     batch_size: int = 8,
@@ -66,8 +66,9 @@ def evaluate(
 
     Args:
         model: A model from images to logits of the same size, with `preprocessing`.
-        source: As in `load_dataset`.
-        split: `"validation"` or `"train"`; None is the first of these that the source has.
+        pairs: Pairs (image, mask) in a list or anything else to iterate over, of which `batch_size`
+            are in memory at a time. An image is as in `predict`; a mask is integers (height,
+            width), the class of each pixel or 255, which is ignored.
         mode: As in `predict`, as is `stride`.
         stride: Pixels between windows.
         batch_size: Images, or windows, per batch.
@@ -79,52 +80,47 @@ def evaluate(
         `"iou"`, one number per class, NaN for those in neither; and `"images"`, their number.
 
     Raises:
-        ValueError: if the source lacks the split, or a mask does not fit its image or the number of
-            classes.
-        OSError: if a file can't be read.
+        ValueError: if a mask does not fit its image or the number of classes (the message has the
+            index of the pair), or no pixel has a class.
+        OSError: if an image can't be decoded.
     """
     check_segmenter(model)
-    dataset, classes = load_dataset(source), model.output_shape[-1]
-    splits = [name for name in ("validation", "train") if getattr(dataset, name) is not None]
-    split = check_argument("split", split, Literal[tuple(splits)] | None) or splits[0]
-    masked = getattr(dataset, split)
+    check_argument("batch_size", batch_size, PositiveInt)
+    classes, images = model.output_shape[-1], 0
     counts = np.zeros((classes, classes), "int64")
-    for start in range(0, masked.size, batch_size):
-        indices = range(start, min(start + batch_size, masked.size))
-        images, masks = zip(*(masked.pair(i, classes) for i in indices), strict=True)
-        predictions = _logits(model, images, mode, stride, batch_size, perturb, start)
-        for mask, logits in zip(masks, predictions, strict=True):
+    try:
+        iterator = iter(pairs)
+    except TypeError:
+        raise ValueError(f"`pairs` must be pairs (image, mask). Received: {pairs!r:.60}.") from None
+    while batch := list(itertools.islice(iterator, batch_size)):
+        checked = [check_pair(pair, images + i, classes) for i, pair in enumerate(batch)]
+        predictions = _logits(
+            model, [image for image, _ in checked], mode, stride, batch_size, perturb, images
+        )
+        for (_, mask), logits in zip(checked, predictions, strict=True):
             counts += confusion(mask, logits.argmax(-1), classes)
-    return {**metrics_of(counts), "images": masked.size}
+        images += len(batch)
+    return {**metrics_of(counts), "images": images}
 
 
-def confusion(mask: np.ndarray, predicted: np.ndarray, classes: int) -> np.ndarray:
-    """Return the numbers of pixels by true (rows) and predicted class, without ignored ones."""
-    labeled = mask != IGNORED
-    pairs = mask[labeled].astype("int64") * classes + predicted[labeled]
-    return np.bincount(pairs, minlength=classes**2).reshape(classes, classes)
-
-
-def metrics_of(counts: np.ndarray) -> dict[str, Any]:
-    """Return the metrics of `evaluate` from the sum of the counts."""
-    correct, true, predicted = counts.diagonal(), counts.sum(1), counts.sum(0)
-    if not true.any():
-        raise ValueError("Masks must have a pixel that is not ignored. Received: none.")
-    with np.errstate(invalid="ignore"):
-        iou = correct / (true + predicted - correct)
-        recall = correct / true
-    return {
-        "mean_iou": float(np.nanmean(iou)),
-        "accuracy": float(correct.sum() / true.sum()),
-        "mean_accuracy": float(np.nanmean(recall)),
-        "iou": iou,
-    }
-
-
-def to_model(image: np.ndarray, spec: ModelInput, size: tuple[int, int]) -> np.ndarray:
-    """Return a uint8 image (height, width, channels) resized to `size` and normalized."""
-    image = resize(with_channels(image, spec.channels), tuple(size), Image.Resampling.BILINEAR)
-    return normalize(image, spec.preprocessing)
+def check_pair(pair: Any, index: int, classes: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return a uint8 image and its mask; a ValueError if they don't fit each other or `classes`."""
+    if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+        kind, count = type(pair).__name__, getattr(pair, "__len__", lambda: 0)()
+        raise ValueError(f"`pairs[{index}]` must be (image, mask). Received: a {kind} of {count}.")
+    image, mask = pixels_of(pair[0]), np.asarray(pair[1])
+    if mask.shape != image.shape[:2] or mask.dtype.kind not in "iu":
+        raise ValueError(
+            f"The mask of `pairs[{index}]` must be integers of the image's size "
+            f"{image.shape[:2]}. Received: {mask.dtype} of shape {mask.shape}."
+        )
+    invalid = np.unique(mask[(mask != IGNORED) & ((mask < 0) | (mask >= classes))])
+    if len(invalid):
+        raise ValueError(
+            f"The labels of the mask of `pairs[{index}]` must be in 0..{classes - 1}, or {IGNORED} "
+            f"for ignored pixels. Received: {invalid[-1]}."
+        )
+    return image, mask
 
 
 def _logits(
@@ -147,7 +143,8 @@ def _logits(
             ratio = max(new / old for new, old in zip(size, image.shape, strict=False))
             size = [max(n, round(o * ratio)) for n, o in zip(size, image.shape, strict=False)]
         windows += [(index, *window) for window in _windows(size, spec.size, steps)]
-        pixels = to_model(image, spec, size)[None]
+        image = resize(with_channels(image, spec.channels), tuple(size), Resampling.BILINEAR)
+        pixels = normalize(image, spec.preprocessing)[None]
         inputs.append((perturb(pixels, None, first + index) if perturb else pixels)[0])
     totals = [np.zeros((*x.shape[:2], model.output_shape[-1]), "float32") for x in inputs]
     counts = [np.zeros((*x.shape[:2], 1), "float32") for x in inputs]
@@ -184,7 +181,7 @@ def _windows(size, window, steps):
         for length, side, step in zip(size, window, steps, strict=True)
     )
     height, width = window
-    return [(slice(y, y + height), slice(x, x + width)) for y, x in product(*starts)]
+    return [(slice(y, y + height), slice(x, x + width)) for y, x in itertools.product(*starts)]
 
 
 def resize_logits(logits: np.ndarray, size: tuple[int, int]) -> np.ndarray:

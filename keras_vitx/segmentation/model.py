@@ -1,18 +1,13 @@
-"""`Segmenter`, a backbone and a head as one model, and its optimizer, loss and metrics."""
+"""`Segmenter`, a backbone and a head as one model."""
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 import keras
-from keras import ops
 
-from keras_vitx.checks import PositiveInt, check_argument
 from keras_vitx.layers.ops import scalars_on_device
 from keras_vitx.models.chain import ImageModel
 from keras_vitx.preprocessing import Preprocessing
-from keras_vitx.segmentation.masks import IGNORED
-from keras_vitx.training import AdamW
 
 AUXILIARY_WEIGHT = 0.4
 """Weight of the auxiliary head's loss (Zhao et al., 2017; Xiao et al., 2018, as released)."""
@@ -31,7 +26,7 @@ class Segmenter(ImageModel):
             from `keras_vitx.features`.
         head: A model from these maps to logits `(batch, height, width, classes)`, or to a pair of
             logits, those of the auxiliary head last.
-        preprocessing: Preprocessing of the images; None is the backbone's.
+        preprocessing: Preprocessing of the images; None is the backbone's, without a crop.
         class_names: Names of the classes.
         name: Name of the model.
     """
@@ -47,8 +42,8 @@ class Segmenter(ImageModel):
     ):
         images = keras.Input(backbone.input_shape[1:], name="images")
         outputs = keras.tree.flatten(head(backbone(images)))
-        if preprocessing is None:
-            preprocessing = getattr(backbone, "preprocessing", None)
+        if preprocessing is None and getattr(backbone, "preprocessing", None):
+            preprocessing = Preprocessing.of(backbone.preprocessing).replace(crop_ratio=1.0)
         super().__init__(images, outputs[0], None, preprocessing, class_names, name=name, **kwargs)
         self._names = backbone.name, head.name
         self._in_train_step = False
@@ -111,100 +106,3 @@ def check_segmenter(model: keras.Model) -> None:
             "`model` must return logits (batch, height, width, classes) of the images' size, as "
             f"UperNet and LinearHead do. Received: {model.name!r} with outputs {outputs}."
         )
-
-
-@keras.saving.register_keras_serializable(package="keras_vitx")
-@dataclasses.dataclass(eq=False)
-class WarmupPolynomial(keras.optimizers.schedules.LearningRateSchedule):
-    r"""Polynomial decay of the learning rate to zero, times a linear warm-up.
-
-    At step $s$ of $S$, with $W$ steps of warm-up, and 0 from step $S$ on,
-
-    $$\eta(s) = \eta\,(1 - s / S)^p\, \min(1, (s + 1) / W).$$
-
-    Args:
-        learning_rate: $\eta$.
-        steps: $S$.
-        warmup_steps: $W$; 0 for no warm-up.
-        power: $p$; 1 is a straight line.
-    """
-
-    learning_rate: float
-    steps: int
-    warmup_steps: int = 0
-    power: float = 1.0
-
-    def __call__(self, step):
-        step = ops.cast(step, "float32")
-        rate = self.learning_rate * ops.maximum(1 - step / self.steps, 0.0) ** self.power
-        if not self.warmup_steps:
-            return rate
-        return rate * ops.minimum((step + 1) / self.warmup_steps, 1.0)
-
-    def get_config(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
-
-
-@keras.saving.register_keras_serializable(package="keras_vitx")
-class MeanIoU(keras.metrics.MeanIoU):
-    """Keras's metric, with its counts as one product of matrices.
-
-    Under PyTorch, Keras's runs a loop over the pixels, and waits for the device at each.
-    """
-
-    def update_state(self, y_true, y_pred, sample_weight=None):
-        if not self.sparse_y_pred:
-            y_pred = ops.argmax(y_pred, axis=self.axis)
-        # The ignored label equals no class. Float32 is exact up to 16 million pixels per batch.
-        y_true = ops.where(ops.equal(y_true, self.ignore_class), -1, y_true)
-        classes = ops.arange(self.num_classes, dtype="int32")
-        true, predicted = (
-            ops.cast(ops.equal(ops.reshape(ops.cast(y, "int32"), (-1, 1)), classes), "float32")
-            for y in (y_true, y_pred)
-        )
-        if sample_weight is not None:
-            weight = ops.broadcast_to(ops.cast(sample_weight, self.dtype), ops.shape(y_true))
-            true = true * ops.cast(ops.reshape(weight, (-1, 1)), "float32")
-        counts = ops.matmul(ops.transpose(true), predicted)
-        self.total_cm.assign_add(ops.cast(counts, self.dtype))
-
-    def result(self):
-        counts = ops.cast(self.total_cm, "float32")
-        correct = ops.diag(counts)
-        union = ops.sum(counts, axis=0) + ops.sum(counts, axis=1) - correct
-        occurring = ops.sum(ops.cast(union > 0, "float32"))
-        return ops.sum(correct / ops.maximum(union, 1.0)) / ops.maximum(occurring, 1.0)
-
-
-def compile(
-    model: keras.Model,
-    steps: int = 40_000,
-    learning_rate: float = 6e-5,
-    warmup_steps: int = 1500,
-    weight_decay: float = 0.01,
-    power: float = 1.0,
-) -> None:
-    """Compile a model for `keras_vitx.fit`, or plain `fit`, with masks.
-
-    AdamW with weight decay of kernels, polynomial decay of the learning rate, the mean cross
-    entropy of the pixels that are not ignored, and their mean intersection over union.
-
-    Args:
-        model: A model from images to logits `(batch, height, width, classes)`.
-        steps: Steps until the learning rate is 0.
-        learning_rate: Peak learning rate. The default is that of XCiT, which the paper follows.
-        warmup_steps: Steps of linear warm-up, limited to a tenth of all.
-        weight_decay: Decoupled weight decay.
-        power: Power of the decay.
-
-    Raises:
-        ValueError: if `steps` is not positive, or the model returns no logits per pixel.
-    """
-    check_argument("steps", steps, PositiveInt)
-    check_segmenter(model)
-    rate = WarmupPolynomial(learning_rate, steps, min(warmup_steps, steps // 10), power)
-    iou = MeanIoU(
-        model.output_shape[-1], ignore_class=IGNORED, sparse_y_pred=False, name="mean_iou"
-    )
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=IGNORED)
-    model.compile(AdamW(rate, weight_decay), loss, metrics=[iou])

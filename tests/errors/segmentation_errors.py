@@ -1,11 +1,10 @@
-"""Segmentation: heads, sources of masks, inference, measures and pictures."""
+"""Segmentation: heads, inference and evaluation."""
 
 import numpy as np
-from harness import FAMILIES, save_picture
+from harness import FAMILIES
 
 from keras_vitx import features
 from keras_vitx import segmentation as seg
-from keras_vitx.segmentation.evaluate import metrics_of
 
 BACKEND_FREE = True
 ViT = FAMILIES["ViT"]
@@ -21,11 +20,9 @@ def linear():
     return seg.LinearHead(features(ViT(input_shape=(16, 24, 3))), 4)
 
 
-def pair(tmp_path, mask=MASK[..., None], names=("0.png", "0.png")):
-    """The pair of a directory with an image and a mask."""
-    save_picture(tmp_path / "images" / names[0], IMAGE)
-    save_picture(tmp_path / "masks" / names[1], mask)
-    return seg.load_dataset(tmp_path).train.pair(0, 3)
+def evaluate(*pair, **options):
+    """Of a pair, after one without faults."""
+    return seg.evaluate(linear(), [(IMAGE, MASK), pair], **options)
 
 
 ERRORS = {
@@ -37,29 +34,20 @@ ERRORS = {
         "`dropout`": lambda: upernet(5, dropout=1.0),
         "one name per class, 5": lambda: upernet(5, class_names=["a"]),
         "`backbone` must return feature maps": lambda: seg.LinearHead(ViT(), 5),
-        "size (20, 30). Received: (19, 30)": lambda tmp_path: pair(tmp_path, MASK[1:, :, None]),
-        "0.png must be in 0..2, or 255 ... Received: 3": lambda tmp_path: pair(tmp_path),
-        "without one in": lambda tmp_path: pair(tmp_path, names=("0.png", "1.png")),
-        "one number per pixel": lambda tmp_path: pair(tmp_path, IMAGE),
-        "must have one of the directories images, ...Received: 0": lambda tmp_path: (
-            seg.load_dataset(tmp_path)
+        "`pairs[1]` must be integers ... (20, 30). Received: uint8 of shape (19, 30)": lambda: (
+            evaluate(IMAGE, MASK[1:])
         ),
-        "`source` must be a path, a name or arrays. Received: 3": lambda: seg.load_dataset(3),
+        "`pairs[1]` must be integers ... Received: float64": lambda: evaluate(IMAGE, MASK / 2),
+        "`pairs[1]` must be integers ... (20, 30, 3)": lambda: evaluate(IMAGE, IMAGE),
+        "`pairs[1]` must be in 0..3, or 255 ... Received: 4": lambda: evaluate(IMAGE, MASK + 1),
+        "`pairs[1]` must be (image, mask). Received: a tuple of 1": lambda: evaluate(IMAGE),
+        "`pairs[0]` must be (image, mask). Received: a str": lambda: seg.evaluate(linear(), "ade"),
+        "`pairs` must be pairs (image, mask). Received: 3": lambda: seg.evaluate(linear(), 3),
+        "`pairs` must have a pixel": lambda: seg.evaluate(linear(), []),
+        "`batch_size` must be an integer in [1, inf)": lambda: evaluate(IMAGE, MASK, batch_size=0),
         "`model` must return logits...(None, 5)": lambda: seg.predict(ViT(), IMAGE),
         "`model` must return logits": lambda: seg.evaluate(ViT(), IMAGE),
-        "must end in .png": lambda tmp_path: seg.save_mask(MASK, tmp_path / "mask.jpg"),
-        "integers 0..255...(20, 30)": lambda tmp_path: seg.save_mask(
-            MASK + 0.5, tmp_path / "m.png"
-        ),
-        "`mode` must be one of 'whole', 'slide'": lambda: seg.evaluate(
-            linear(), (IMAGE[None], MASK[None]), mode="windows"
-        ),
-        "`split` must be one of 'train', or None": lambda: seg.evaluate(
-            linear(), (IMAGE[None], MASK[None]), "validation"
-        ),
+        "`mode` must be one of 'whole', 'slide'": lambda: evaluate(IMAGE, MASK, mode="windows"),
         "`stride` must be": lambda: seg.predict(linear(), IMAGE, "slide", stride=20),
-        "`steps`": lambda: seg.compile(linear(), 0),
-        "`mask` must have the image's size": lambda: seg.overlay(IMAGE, MASK[:1]),
-        "must have a pixel": lambda: metrics_of(np.zeros((2, 2), int)),
     }
 }

@@ -9,8 +9,8 @@ from harness import BACKEND, FAMILIES, array, close, gradients, numbers, randomi
 from keras import ops
 
 import keras_vitx as kv
-from keras_vitx.segmentation import LinearHead, UperNet
-from keras_vitx.segmentation.evaluate import confusion, metrics_of
+from keras_vitx.segmentation import LinearHead, MeanIoU, UperNet
+from keras_vitx.segmentation.metrics import confusion, metrics_of
 
 SHAPE = (32, 48, 3)
 SMALL = dict(channels=8, scales=(2, 1, 1, 0.5), pool_sizes=(1, 2, 3), dropout=0.0, auxiliary=4)
@@ -44,6 +44,12 @@ def parameters(widths, channels, classes, auxiliary=0):
     if auxiliary:
         count += 9 * widths[-2] * auxiliary + 2 * auxiliary + auxiliary * classes + classes
     return count
+
+
+def compile(model):
+    metric = MeanIoU(5, ignore_class=255, sparse_y_pred=False, name="mean_iou")
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=255)
+    model.compile(kv.training.AdamW(1e-3, 0.01), loss, metrics=[metric])
 
 
 def trainable(model):
@@ -111,7 +117,7 @@ def test_training_reaches_every_variable():
     masks = np.arange(4 * 32 * 48).reshape(4, 32, 48) % 5
     masks[:, :10] = 255
     images = numbers((4, *SHAPE))
-    kv.segmentation.compile(model, 10, learning_rate=1e-3)
+    compile(model)
     model._in_train_step = True
 
     def loss():
@@ -143,11 +149,19 @@ def test_logits_before_and_after_saving(tmp_path, head):
     assert again.preprocessing == model.preprocessing and again.class_names == model.class_names
 
 
+@pytest.mark.backend_free
+def test_images_are_not_cropped():
+    """Or they would not fit their masks."""
+    model, image = LinearHead(backbone("ViT"), 5), np.random.randint(0, 256, SHAPE, "uint8")
+    expected = (image / 255 - model.preprocessing.mean) / model.preprocessing.std
+    close(kv.preprocess_input(image, model)[0], expected)
+
+
 def test_ignored_pixels():
     """Neither the loss nor the metric depends on them; both equal those of NumPy."""
     model = LinearHead(backbone(), 5)
     randomize(model)
-    kv.segmentation.compile(model, 10)
+    compile(model)
     images = numbers((2, *SHAPE))
     masks = np.random.default_rng(0).integers(0, 5, (2, 32, 48))
     ignored = np.random.default_rng(1).random(masks.shape) < 0.3

@@ -39,7 +39,7 @@ def load_tfds(name: str, data_dir: str | os.PathLike | None) -> Dataset:
 
     If possible, it is prepared as array_record, which does not need TensorFlow for reading.
     """
-    builder = builder_of(name, data_dir, image="Image", label="ClassLabel")
+    builder = builder_of(name, data_dir)
     label = builder.info.features["label"]
     loaded = {}
     # `tfds.testing.mock_data` has no splits.
@@ -54,11 +54,8 @@ def load_tfds(name: str, data_dir: str | os.PathLike | None) -> Dataset:
     return dataset_of(f"tfds:{name}", loaded, list(names))
 
 
-def builder_of(name: str, data_dir: str | os.PathLike | None, **features: str) -> Any:
-    """Return a prepared builder, downloaded if necessary; a ValueError if it lacks a feature.
-
-    `features` are the names of the features and of their classes in `tfds.features`.
-    """
+def builder_of(name: str, data_dir: str | os.PathLike | None) -> Any:
+    """Return a prepared builder, downloaded if necessary; a ValueError without images or labels."""
     try:
         import tensorflow_datasets as tfds
 
@@ -78,11 +75,11 @@ def builder_of(name: str, data_dir: str | os.PathLike | None, **features: str) -
         ) from error
     found = builder.info.features
     found = dict(found.items()) if isinstance(found, tfds.features.FeaturesDict) else {}
-    kinds = {key: getattr(tfds.features, kind) for key, kind in features.items()}
+    kinds = {"image": tfds.features.Image, "label": tfds.features.ClassLabel}
     if not all(isinstance(found.get(key), kind) for key, kind in kinds.items()):
         raise ValueError(
-            f'`source` "tfds:{name}" must have the features {" and ".join(features)}: '
-            f"{' and '.join(features.values())}. Received: {builder.info.features!r}."
+            f'`source` "tfds:{name}" must have the features image and label: Image and ClassLabel. '
+            f"Received: {builder.info.features!r}."
         )
     if not builder.is_prepared():
         keep_tensorflow_off_the_gpu()
