@@ -12,7 +12,7 @@ IGNORED = 255
 
 @keras.saving.register_keras_serializable(package="keras_vitx")
 class MeanIoU(keras.metrics.MeanIoU):
-    """Keras's mean intersection over union, with its counts as one product of matrices.
+    """Keras's mean intersection over union, with its counts as one sum over the pixels.
 
     Under PyTorch, Keras's runs a loop over the pixels, and waits for the device at each. The
     arguments are Keras's. For logits `(batch, height, width, classes)` and integer masks,
@@ -25,18 +25,16 @@ class MeanIoU(keras.metrics.MeanIoU):
         if not self.sparse_y_pred:
             y_pred = ops.argmax(y_pred, axis=self.axis)
         y_true, y_pred = ops.cast(y_true, "int32"), ops.cast(y_pred, "int32")
-        if self.ignore_class is not None:  # -1 equals no class.
-            y_true = ops.where(ops.equal(y_true, self.ignore_class), -1, y_true)
-        classes = ops.arange(self.num_classes, dtype="int32")
-        # Float32 is exact up to 16 million pixels per batch.
-        true, predicted = (
-            ops.cast(ops.equal(ops.reshape(y, (-1, 1)), classes), "float32")
-            for y in (y_true, y_pred)
-        )
-        if sample_weight is not None:
-            weight = ops.broadcast_to(ops.cast(sample_weight, self.dtype), ops.shape(y_pred))
-            true = true * ops.cast(ops.reshape(weight, (-1, 1)), "float32")
-        counts = ops.matmul(ops.transpose(true), predicted)
+        counted = ops.logical_and(y_true >= 0, y_true < self.num_classes)
+        if self.ignore_class is not None:
+            counted = ops.logical_and(counted, ops.not_equal(y_true, self.ignore_class))
+        pairs = self.num_classes**2
+        index = ops.where(counted, y_true * self.num_classes + y_pred, pairs)
+        weight = 1.0 if sample_weight is None else ops.cast(sample_weight, "float32")
+        weight = ops.broadcast_to(weight, ops.shape(index))
+        # Float32 is exact up to 16 million pixels per batch. The last sum is of the ignored ones.
+        sums = ops.segment_sum(ops.reshape(weight, (-1,)), ops.reshape(index, (-1,)), pairs + 1)
+        counts = ops.reshape(sums[:-1], (self.num_classes, self.num_classes))
         self.total_cm.assign_add(ops.cast(counts, self.dtype))
 
     def result(self):

@@ -216,7 +216,9 @@ ERRORS = {
         "`class_weight` must be None": lambda: distil(teacher=teacher_of(), class_weight={0: 2}),
         "`kind` ... Received: 'medium'": lambda: Distillation(teacher_of(), "medium"),
         "`temperature` ... Received: 0.": lambda: Distillation(teacher_of(), temperature=0),
-        "`weight` must be a number in [0, 1], or None. Received: 1.5": lambda: Distillation(teacher_of(), weight=1.5),
+        "`weight` must be a number in [0, 1], or None. Received: 1.5": lambda: Distillation(
+            teacher_of(), weight=1.5
+        ),
         "student...as_chain": lambda: Distillation(teacher_of()).loss(teacher_of()),
         "student's 4 classes. Received: (None, 5)": lambda: batches_of(classes=5),
         "student's 3 channels": lambda: batches_of(channels=1),
