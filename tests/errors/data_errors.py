@@ -164,7 +164,7 @@ SOURCES = {
     "Received: -2": (X, [0, 1, -2, 3] * 10),
     "Received: nan": (X, [0, 1, np.nan, 3] * 10),
     "3 labels for 40 images": (X, [0, 1, 2]),
-    "integers or floats. Received: 'cat', 'dog'": (X, ["cat", "dog"] * 20),
+    "integers or floats, not <U3. Received: 'cat', 'dog'": (X, ["cat", "dog"] * 20),
     "Received: shape (40, 2, 2)": (X, np.zeros((40, 2, 2))),
     str(2**40): (X, [0, 2**40] * 20),
     "every label is 7": (X, [7] * 40),
