@@ -197,6 +197,7 @@ TABLES = {
     "`separator` must be ... 'a|b'": "file,label cat/0.jpg,a|b cat/1.jpg,b",
     "`separator` ... \"['a']\"": "file,label cat/0.jpg,['a'] cat/1.jpg,['b']",
     "`separator`...'a,b'": "file;label cat/0.jpg;a,b cat/1.jpg;a dog/0.jpg;b",
+    "`separator`...'1,5'": "file;label cat/0.jpg;1,5 cat/1.jpg;2,5",
     "one column `label` or one per class": "file,class,label cat/0.jpg,pet,a",
     "3 values in line 2": "file,label cat/0.jpg,a,b",
     "1 values in line 2": "file,label cat/0.jpg",
