@@ -63,3 +63,24 @@ def test_batches_and_tensors_that_others_make():
     }.items():
         with pytest.raises(ValueError, match=rule):
             call()
+
+
+def test_images_of_json_and_of_tensors():
+    model = FAMILIES["ViT"]()
+    image = np.random.default_rng(0).integers(0, 256, (20, 24, 3), "uint8")
+    predict = kv.predictor(model)
+    tensor = keras.ops.convert_to_tensor(image)
+    for images in (image.tolist(), [image.tolist()], tensor, [tensor]):
+        assert predict(images) == predict(image)
+    assert predict([image.tolist()] * 2) == predict(image) * 2
+    for images in (None, iter([image]), {"image": image}, np.array(["a.png"])):
+        with pytest.raises(ValueError, match="`images` must be paths"):
+            predict(images)
+
+
+def test_an_index_without_a_name_is_no_class(tmp_path):
+    for name in ("0.jpg", "1.jpg"):
+        (tmp_path / name).touch()
+    (tmp_path / "t.csv").write_text(",file,cat,dog\n0,0.jpg,1,0\n1,1.jpg,0,1\n")
+    source = load_dataset(tmp_path / "t.csv", validation_split=0)
+    assert source.class_names == ("cat", "dog") and source.train.labels.tolist() == [[1, 0], [0, 1]]
