@@ -103,6 +103,7 @@ def remove_stale(path: Path) -> None:
 def locked(path: Path) -> Iterator[None]:
     """Wait for other processes that hold the lock of `path`, and hold it."""
     file = path.with_name(f".{_short(path.name)}.lock")
+    file.touch()  # Raises an error where no file can be made; the lock would wait for ever.
     with FileLock(file):
         try:
             yield

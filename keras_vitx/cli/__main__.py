@@ -95,6 +95,8 @@ def main() -> None:
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(descriptor)
+    if hasattr(sys.stdout, "reconfigure"):  # Names that its encoding lacks, as under LC_ALL=C.
+        sys.stdout.reconfigure(errors="backslashreplace")
     handler = logging.StreamHandler()
     formatter = logging.Formatter()
     handler.format = lambda record: printable(formatter.format(record), keep="\n")

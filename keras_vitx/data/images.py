@@ -41,7 +41,8 @@ def preprocess_input(images, model) -> np.ndarray:
 
 def images_of(images) -> list:
     """Return the images that `preprocess_input` takes, one or several, as a list."""
-    if not isinstance(images, (list, tuple)):
+    is_list = isinstance(images, (list, tuple))
+    if not is_list or (images and isinstance(images[0], list)):  # Of JSON: an array.
         if not _is_encoded(images) and not isinstance(images, Image.Image):
             images = _as_levels(np.asarray(images))
         images = images if getattr(images, "ndim", 0) == 4 else [images]
@@ -61,6 +62,11 @@ def _as_levels(images: np.ndarray) -> np.ndarray:
     """Return numbers in 0..255, or floats in 0..1 if none is above 1, as uint8."""
     if images.dtype == np.uint8 or not images.size:
         return images
+    if images.dtype.kind in "SU" or (images.dtype.kind == "O" and not images.ndim):
+        raise ValueError(
+            "`images` must be paths, contents of files, open files, PIL images or arrays, one or a "
+            f"list of them. Received: {images!r:.100}."
+        )
     check_levels(images.dtype, images.min(), images.max())
     in_unit = images.dtype.kind == "f" and images.max() <= 1
     return np.rint(images.astype("float32") * (255 if in_unit else 1)).astype("uint8")

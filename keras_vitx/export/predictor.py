@@ -68,7 +68,8 @@ class Predictor:
             ValueError: if an array is not an image.
             OSError: if a file can't be decoded.
         """
-        images = images_of(images)
+        several = isinstance(images, (list, tuple))
+        images = images_of(list(map(_on_host, images)) if several else _on_host(images))
         # Images of any size are not resized: one per batch.
         groups = [[one] for one in images] if None in self.input.size else [images]
         batches = [self.probabilities(data.preprocess_input(one, self.input)) for one in groups]
@@ -86,6 +87,11 @@ class Predictor:
                 outputs.append(self._run(padded)[: len(chunk)])
             self._compiled_shapes.add(padded.shape)
         return np.concatenate(outputs)
+
+
+def _on_host(image: Any) -> Any:
+    """Return a tensor of the backend, which may be on a GPU, as an array."""
+    return keras.ops.convert_to_numpy(image) if keras.ops.is_tensor(image) else image
 
 
 def predictor(

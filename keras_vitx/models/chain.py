@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -29,6 +29,7 @@ from keras_vitx.positions import Grid, resample
 from keras_vitx.preprocessing import Preprocessing
 from keras_vitx.provenance import base_of
 from keras_vitx.serialized import check_registered
+from keras_vitx.text import check
 
 log = logging.getLogger(__name__)
 
@@ -113,11 +114,8 @@ class ImageModel(keras.Model):
 
     @class_names.setter
     def class_names(self, value: Sequence[str] | None):
-        if isinstance(value, str):
-            raise ValueError(
-                "`class_names` must be a list of names, in the order of the outputs. "
-                f"Received: {value!r}."
-            )
+        is_list = not isinstance(value, (str, Mapping))
+        check(is_list, "`class_names` must be a list of names, in the order of the outputs.", value)
         self._class_names = None if value is None else tuple(to_python(list(value)))
 
     def as_images(self, inputs: Any) -> Any:

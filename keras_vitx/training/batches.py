@@ -14,18 +14,35 @@ log = logging.getLogger(__name__)
 
 
 def first_of(batches: Any) -> Any:
-    """Return the first batch."""
-    return batches[0] if isinstance(batches, keras.utils.PyDataset) else next(iter(batches))
+    """Return the first batch; a ValueError if there is none."""
+    if isinstance(batches, keras.utils.PyDataset):
+        return batches[0]
+    for batch in batches:
+        return batch
+    raise ValueError(
+        f"`source` must have at least one batch. Received: an empty {type(batches).__name__}."
+    )
+
+
+def length_of(batches: Any) -> int | None:
+    """Return the number of batches per epoch; None if it is unknown or endless."""
+    try:  # A `DataLoader` always has `__len__`.
+        length = getattr(batches, "num_batches", None) or len(batches)
+    except TypeError:
+        return None
+    return None if length == sys.maxsize else length  # The length of endless Grain datasets.
+
+
+def is_endless(batches: Any) -> bool:
+    """Return whether batches are known to be endless: repeated ones of `tf.data` and Grain."""
+    with contextlib.suppress(TypeError):  # Of a length that is not known.
+        return bool(getattr(batches, "cardinality", lambda: len(batches))() in (-1, sys.maxsize))
+    return False
 
 
 def steps_of(batches: Any, steps_per_epoch: int | None = None) -> int:
     """Return the number of batches per epoch; a ValueError if it is unknown, or too small."""
-    try:
-        steps = getattr(batches, "num_batches", None) or len(batches)
-    except TypeError:
-        steps = None
-    if steps == sys.maxsize:  # The length of endless Grain datasets.
-        steps = None
+    steps = length_of(batches)
     if steps_per_epoch is not None:
         if steps is not None and steps_per_epoch > steps:
             raise ValueError(
@@ -56,10 +73,7 @@ class SequentialBatches(keras.utils.PyDataset):
     @property
     def num_batches(self) -> int | None:
         """Number of batches per epoch; None if it is unknown."""
-        try:
-            return len(self.iterable)
-        except TypeError:
-            return None
+        return length_of(self.iterable)
 
     def __getitem__(self, index: int) -> Any:
         batch = next(self.iterator, None)

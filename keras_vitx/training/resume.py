@@ -287,7 +287,8 @@ def write_state(
     try:
         with atomic_write(path) as temporary:
             save_file(arrays, temporary, {"state": text})
-            temporary.chmod(0o644)  # safetensors creates files that only their owner can read.
+            # safetensors creates files that only their owner can read, whatever the umask.
+            temporary.chmod(temporary.parent.stat().st_mode & 0o666)
             # On the disk before the rename, or a power failure could leave an empty file.
             with temporary.open("rb") as file:
                 os.fsync(file.fileno())

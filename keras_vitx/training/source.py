@@ -19,8 +19,8 @@ from keras_vitx.data.pipeline import check_fraction, check_trainable
 from keras_vitx.data.sources.dataset import ArrayImages
 from keras_vitx.outputs import Task, class_names_of, outputs_of, task_of
 from keras_vitx.preprocessing import ModelInput
-from keras_vitx.text import nearest, shortened
-from keras_vitx.training.batches import BatchRange, first_of, steps_of
+from keras_vitx.text import check, nearest, shortened
+from keras_vitx.training.batches import BatchRange, first_of, is_endless, length_of, steps_of
 from keras_vitx.training.devices import check_batch, in_use
 from keras_vitx.training.recipe import Recipe
 from keras_vitx.training.targets import Distillation, MixToken, TokenLabels
@@ -135,6 +135,7 @@ def evaluation_split(
     if is_single:
         if split is not None:
             raise ValueError(f"`split` must be None for your own batches. Received: {split!r}.")
+        _check_ends(source.train)
         check_range(source.train, model)
         return "batches", source.train, source.class_names
     splits = [n for n in ("test", "validation", "train") if getattr(source, n) is not None]
@@ -221,6 +222,8 @@ def _class_weight(
     """Return class weights by label, from weights by label or name."""
     if weights is None:
         return None
+    is_mapping = isinstance(weights, Mapping)
+    check(is_mapping, "`class_weight` must map labels or names of classes to numbers.", weights)
     labels = range(max(model.output_shape[-1], 2))
     label_of = {name: label for label, name in enumerate(class_names or ())}
     by_label = {}
@@ -304,6 +307,7 @@ def opened(source: Any, **arguments: Any) -> data.Dataset | data.Pipelines:
     several = isinstance(source, (tuple, list)) and len(source) in (2, 3)
     if is_batches(source) or (several and all(map(is_batches, source))):
         train, validation, test, *_ = *(source if several else [source]), None, None
+        _check_ends(validation, test)
         names = getattr(train, "class_names", None)  # As Keras's from directories have them.
         names = None if names is None else tuple(map(str, names))
         return data.Pipelines(train, validation, names, test=test)
@@ -312,13 +316,20 @@ def opened(source: Any, **arguments: Any) -> data.Dataset | data.Pipelines:
     return data.load_dataset(source, **arguments)
 
 
+def _check_ends(*splits: Any) -> None:
+    for batches in splits:
+        what = "`source` must have batches that end for an evaluation, without `.repeat()`."
+        check(not is_endless(batches), what, type(batches).__name__)
+
+
 def is_batches(source: Any) -> bool:
     """Return whether `source` yields batches, rather than being a source to load."""
     if isinstance(source, keras.utils.PyDataset):
         return True
-    others = (str, os.PathLike, tuple, list, dict, np.ndarray, data.Dataset, Iterator)
-    is_table = hasattr(source, "to_csv")  # A DataFrame, or a data set of Hugging Face.
-    return isinstance(source, Iterable) and not isinstance(source, others) and not is_table
+    others = (str, os.PathLike, tuple, list, dict, data.Dataset, Iterator)
+    # An array or tensor; a DataFrame, or a data set of Hugging Face.
+    is_data = hasattr(source, "dtype") or hasattr(source, "to_csv")
+    return isinstance(source, Iterable) and not isinstance(source, others) and not is_data
 
 
 def are_numbers(class_names: Sequence[str]) -> bool:
@@ -344,7 +355,9 @@ def labels_of(batches: Any) -> np.ndarray:
             "`source` must have images (batch, height, width, channels). Received: images "
             f"{tuple(batch[0].shape)}, one by one. Call `.batch(batch_size)` on it."
         )
-    return np.asarray(batch[1]["head"] if isinstance(batch[1], dict) else batch[1])
+    labels = np.asarray(batch[1]["head"] if isinstance(batch[1], dict) else batch[1])
+    check(labels.dtype.kind not in "OSU", "`source` must have numbers as labels.", labels)
+    return labels
 
 
 def checked(batches: Any, task: Task) -> Any:
@@ -357,6 +370,6 @@ def checked(batches: Any, task: Task) -> Any:
         task_of(task.outputs, split.labels)
     elif hasattr(batches, "element_spec"):
         return checked_dataset(batches, task.check)
-    elif hasattr(batches, "__len__"):
+    elif length_of(batches) is not None:
         return BatchRange(batches, check=task.check)
     return batches

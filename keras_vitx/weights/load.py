@@ -130,12 +130,13 @@ def _local_file(text: str) -> LocalFile:
         )
     if writer is None and not path.exists():
         raise FileNotFoundError(f"weights={text!r}: there is no such file.")
+    if not writer:
+        _check_suffix(text, path.name)
     try:
         if writer:
             with open_directory(path) as (config, name, _):
                 from_config(config)
             return LocalFile(text, path / name, in_directory=True)
-        _check_suffix(text, path.name)
         # The authors' file names end in the first digits of the hash.
         digest = re.search(r"-([0-9a-f]{8})\.pth$", path.name)
         if digest and any((c.url or "").endswith(f"/{path.name}") for c in CHECKPOINTS):

@@ -30,8 +30,8 @@ from keras_vitx.weights.names import checkpoint_names, is_head, renumber, weight
 from keras_vitx.weights.torch_files import check_tensor, read_tables, to_numpy
 from keras_vitx.weights.transformers import REGISTERS, prefix_of, timm_names
 
-# Where training scripts store the weights; the first is taken: averaged weights.
-PREFERRED = ("state_dict_ema", "model_ema", "state_dict", "model")
+# Where training scripts store the weights; the first is taken: averaged weights, such as "ema".
+PREFERRED = (".*(?<![a-z])ema(?![a-z]).*", "state_dict", "model")
 
 
 class StoredArray(NamedTuple):
@@ -116,7 +116,7 @@ def _select(tables: Mapping[str, Mapping], wanted: Collection[str], separator: s
         return dict(max(tables.values(), key=len))
     places = sorted((place for place, count in found.items() if count == most), key=_rank)
     places = [place for place in places if _rank(place) == _rank(places[0])]
-    if most == len(wanted) and len(places) > 1:
+    if len(places) > 1:
         copies = ", ".join(sorted(f"{''.join(place)[-100:]}*" for place in places)[:5])
         raise FileError(
             f"The file must hold the weights once. Received: {copies}. Save the ones you mean to a "
@@ -129,7 +129,8 @@ def _select(tables: Mapping[str, Mapping], wanted: Collection[str], separator: s
 
 def _rank(place: tuple[str, str]) -> int:
     first = re.split("[./]", "".join(place))[0]
-    return PREFERRED.index(first) if first in PREFERRED else len(PREFERRED)
+    ranks = (rank for rank, name in enumerate(PREFERRED) if re.fullmatch(name, first))
+    return next(ranks, len(PREFERRED))
 
 
 def _from_transformers(arrays: dict[str, StoredArray]) -> dict[str, StoredArray]:

@@ -104,8 +104,8 @@ def save(
         accuracy = float(accuracy)
     recipe = _as_data(recipe)
     rule = "`directory` must be a directory; `keras_vitx.push` puts it on the hub."
-    check(not os.fspath(directory).startswith(SCHEME), rule, directory)
-    directory = Path(directory).expanduser().resolve()
+    check(not os.fsdecode(directory).startswith(SCHEME), rule, directory)
+    directory = Path(os.fsdecode(directory)).expanduser().resolve()
     if directory.exists() and not directory.is_dir():
         raise NotADirectoryError(f"`directory` is a file: {directory}.")
     if directory.is_dir() and not overwrite and any(directory.iterdir()):
@@ -181,7 +181,7 @@ def load(source: str | os.PathLike, custom_objects: Mapping[str, Any] | None = N
             the model uses an object that is unknown or not allowed.
         OSError: if the source doesn't exist or can't be read.
     """
-    source, custom_objects = os.fspath(source), dict(custom_objects or {})
+    source, custom_objects = os.fsdecode(source), dict(custom_objects or {})
     path = Path(source).expanduser()
     writer = writer_of(path)
     try:
@@ -428,8 +428,8 @@ def save_safetensors(
             check(not np.isinf(tensors[name]).any(), rule, dtype)
     with atomic_write(path) as temporary:
         save_file(tensors, temporary, metadata={**model_metadata, **metadata})
-        # safetensors creates files that only their owner can read.
-        temporary.chmod(0o644)
+        # safetensors creates files that only their owner can read, whatever the umask.
+        temporary.chmod(temporary.parent.stat().st_mode & 0o666)
 
 
 def save_torch(model, path: str | os.PathLike) -> None:

@@ -1,8 +1,11 @@
 """Data: faults reported of other projects."""
 
+import keras
 import numpy as np
 import pytest
+from harness import FAMILIES
 
+import keras_vitx as kv
 from keras_vitx.data import load_dataset
 from keras_vitx.data.augmentation.windows import resized_crop
 from keras_vitx.data.images import resize_and_crop
@@ -27,3 +30,57 @@ def test_a_row_of_a_table_ends_at_the_end_of_a_line_only(tmp_path, note):
     text = f"file,label,note\n0.jpg,cat,{note}\n1.jpg,dog,\n"
     (tmp_path / "t.csv").write_text(text, "utf-8", newline="")
     assert load_dataset(tmp_path / "t.csv", validation_split=0).train.labels.tolist() == [0, 1]
+
+
+# keras-team/keras#19156, keras-team/keras#9737, tensorflow/tensorflow#36287
+def test_batches_and_tensors_that_others_make():
+    torch, grain = pytest.importorskip("torch"), pytest.importorskip("grain")
+    model, random = FAMILIES["ViT"](), np.random.default_rng(0)
+    images = random.random((10, *model.input_shape[1:]), "float32")
+    pairs = list(zip(images, np.arange(10) % 5, strict=True))
+
+    class Stream(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            return iter(pairs)
+
+    def fit(source, **options):
+        return kv.fit(model, source, epochs=1, warmup_epochs=0, verbose=0, **options).history
+
+    known, stream = (torch.utils.data.DataLoader(each, 4) for each in (pairs, Stream()))
+    assert kv.evaluate(model, stream)["images"] == 10  # Its length is not known.
+    assert "val_loss" in fit((known, stream))
+    tensors = [keras.ops.convert_to_tensor(each) for each in (images, np.arange(10) % 5)]
+    assert kv.evaluate(model, tensors)["images"] == 10
+    endless = grain.MapDataset.source(pairs).batch(5).repeat()
+    names = torch.utils.data.DataLoader([(image, "cat") for image, _ in pairs], 5)
+    empty = torch.utils.data.DataLoader(pairs, 11, drop_last=True)
+    for rule, call in {
+        "`source` must have batches that end": lambda: kv.evaluate(model, endless),
+        "`source` must have batches that end for": lambda: fit((known, endless)),
+        "`source` must have numbers as labels": lambda: fit(names),
+        "`source` must have at least one batch": lambda: fit(empty),
+        "`class_weight` must map labels": lambda: fit(known, class_weight=[1, 2, 1, 1, 1]),
+    }.items():
+        with pytest.raises(ValueError, match=rule):
+            call()
+
+
+def test_images_of_json_and_of_tensors():
+    model = FAMILIES["ViT"]()
+    image = np.random.default_rng(0).integers(0, 256, (20, 24, 3), "uint8")
+    predict = kv.predictor(model)
+    tensor = keras.ops.convert_to_tensor(image)
+    for images in (image.tolist(), [image.tolist()], tensor, [tensor]):
+        assert predict(images) == predict(image)
+    assert predict([image.tolist()] * 2) == predict(image) * 2
+    for images in (None, iter([image]), {"image": image}, np.array(["a.png"])):
+        with pytest.raises(ValueError, match="`images` must be paths"):
+            predict(images)
+
+
+def test_an_index_without_a_name_is_no_class(tmp_path):
+    for name in ("0.jpg", "1.jpg"):
+        (tmp_path / name).touch()
+    (tmp_path / "t.csv").write_text(",file,cat,dog\n0,0.jpg,1,0\n1,1.jpg,0,1\n")
+    source = load_dataset(tmp_path / "t.csv", validation_split=0)
+    assert source.class_names == ("cat", "dog") and source.train.labels.tolist() == [[1, 0], [0, 1]]

@@ -1,4 +1,5 @@
 import csv
+import io
 import json
 import sys
 
@@ -51,6 +52,15 @@ def test_predict_does_what_it_can(run, tiny_file, gray, tmp_path):
         out, err = run("predict", tiny_file, "broken.jpg", *words, code=1)
         assert "broken.jpg" in err and out == printed
     assert (tmp_path / "results.csv").read_text().count("\n") == 1
+
+
+@pytest.mark.parametrize("form", [(), ("--csv",)])
+def test_names_that_standard_output_has_no_characters_for(run, tiny_file, gray, monkeypatch, form):
+    gray("\xe9.png")
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), "ascii"))
+    run("predict", tiny_file, "\xe9.png", *form)
+    sys.stdout.flush()
+    assert rb"\xe9.png" in sys.stdout.buffer.getvalue()
 
 
 def test_a_model_with_preprocessing_inside(run, tiny_model, tmp_path):

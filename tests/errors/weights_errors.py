@@ -65,6 +65,7 @@ ERRORS = {
         ),
         "CaiT_S24 with distillation_token=True has no public": of("imagenet", "CaiT_S24", **TOKEN),
         "`class_names` must be a list...Received: 'cat'": lambda: name_classes("cat"),
+        "`class_names` must be a list...Received: {0: 'cat'": lambda: name_classes({0: "cat"}),
         "`accuracy` must be ... 0 to 1...71.35": save(accuracy=71.35, dataset="cifar10"),
         "`accuracy` must be ... 'high'": save(accuracy="high", dataset="cifar10"),
         "`dataset` must name the data ... None": save(accuracy=0.5),

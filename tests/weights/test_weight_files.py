@@ -95,6 +95,7 @@ TORCH_FILES = {
         "state_dict": prefixed(s, "wrong."),
         "state_dict_ema": prefixed(s, "model."),
     },
+    "ema": lambda torch, s: {"model": {n: 2 * v for n, v in s.items()}, "ema": {"module": s}},
     "nested": lambda torch, s: {
         "model": {"state_dict": prefixed(s, "_orig_mod.module.")},
         "model_ema": None,
@@ -138,6 +139,11 @@ def test_weights_that_a_file_holds_twice(torch, unused, state, tmp_path, suffix)
     words = r"must hold the weights once\. Received: student\.\*, teacher\.\*\. Save the ones"
     with pytest.raises(ValueError, match=words):
         load_weights(unused, tmp_path / f"m{suffix}")
+    for one in copies:  # Nor is one chosen where both lack a weight.
+        del content[f"{one}norm.bias"]
+    (torch.save if suffix == ".pth" else save_file)(content, tmp_path / f"m{suffix}")
+    with pytest.raises(ValueError, match=words):
+        load_weights(unused, tmp_path / f"m{suffix}", strict=False)
 
 
 def script(torch, path):

@@ -237,7 +237,7 @@ def _check_labels(labels: Any, count: int, classes: int | None, what: str) -> np
     if len(labels) != count:
         raise error("one per image", f"{len(labels)} labels for {count} images")
     if labels.dtype.kind not in "iufb":
-        raise error("integers or floats", labels)
+        raise error(f"integers or floats, not {labels.dtype}", labels)
     if not np.isfinite(labels).all():
         raise error("finite", labels[~np.isfinite(labels)])
     if labels.ndim == 2:

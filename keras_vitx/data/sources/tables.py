@@ -23,7 +23,8 @@ LABEL = ("label", "labels", "class", "target", "category", "tags")
 # What numbers in the last three mean is not known, and is an error.
 SPLIT = ("split", "subset", "partition", "set", "fold", "is_train", "is_training")
 FLAGS = {f"is_{name}": key for key in ("validation", "test") for name in SPLITS[key]}
-SEVERAL = re.compile(r"\||^[\[({]\s*['\"\d\])}]")  # "cat|dog", or a list in a DataFrame.
+# "cat|dog", a list in a DataFrame, or "1,5", which is two labels or has a decimal comma.
+SEVERAL = re.compile(r"\||^[\[({]\s*['\"\d\])}]|^-?\d+,\d+$")
 TRUTH = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
 log = logging.getLogger(__name__)
 
@@ -48,7 +49,9 @@ def load_table(table: Any, separator: str | None = None) -> Dataset:
     )
     label = [name for name in columns if name.lower() in LABEL]
     flags = {name: FLAGS[name.lower()] for name in columns if name.lower() in FLAGS}
-    classes = label or [name for name in columns if name not in (file_column, split, *flags)]
+    # An index without a name, as Pandas writes it, is no class.
+    others = ("", file_column, split, *flags)
+    classes = label or [name for name in columns if name not in others]
     if file_column is None or not rows or not classes or len(label) > 1:
         raise ValueError(
             f"`source` must have a column `file`, and one column `label` or one per class, in "
