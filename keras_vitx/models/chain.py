@@ -9,7 +9,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_vitx.checks import check_counts
+from keras_vitx.checks import check, check_counts
 from keras_vitx.keras_internals import sublayers
 from keras_vitx.layers.base import (
     at_least_float32,
@@ -29,7 +29,6 @@ from keras_vitx.positions import Grid, resample
 from keras_vitx.preprocessing import Preprocessing
 from keras_vitx.provenance import base_of
 from keras_vitx.serialized import check_registered
-from keras_vitx.text import check
 
 log = logging.getLogger(__name__)
 

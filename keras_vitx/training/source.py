@@ -14,12 +14,13 @@ import numpy as np
 
 from keras_vitx import data
 from keras_vitx.backend import checked_dataset
+from keras_vitx.checks import check
 from keras_vitx.data.loading import EvaluationBatches
 from keras_vitx.data.pipeline import check_fraction, check_trainable
 from keras_vitx.data.sources.dataset import ArrayImages
 from keras_vitx.outputs import Task, class_names_of, outputs_of, task_of
 from keras_vitx.preprocessing import ModelInput
-from keras_vitx.text import check, nearest, shortened
+from keras_vitx.text import nearest, shortened
 from keras_vitx.training.batches import BatchRange, first_of, is_endless, length_of, steps_of
 from keras_vitx.training.devices import check_batch, in_use
 from keras_vitx.training.recipe import Recipe
