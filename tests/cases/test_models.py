@@ -5,7 +5,7 @@ import shutil
 import keras
 import numpy as np
 import pytest
-from harness import FAMILIES, ROOT, array, close, numbers, run_python
+from harness import BACKEND, FAMILIES, ROOT, array, close, numbers, run_python
 
 from keras_vitx.layers import Attention
 
@@ -45,6 +45,25 @@ def test_a_model_over_the_images_of_a_film():
     model = keras.Model(inputs, keras.layers.TimeDistributed(base)(inputs))
     alone = base.predict(films.reshape(6, 16, 16, 3), verbose=0)
     close(model.predict(films, verbose=0), alone.reshape(2, 3, 5))
+
+
+# keras-team/keras#21639
+@pytest.mark.skipif(BACKEND == "jax", reason="Keras has no metrics in layers there")
+@pytest.mark.parametrize("remat", (False, True))
+def test_a_metric_of_a_layer_inside_a_block_counts(remat):
+    class Measured(keras.layers.Layer):
+        def __init__(self, **kwargs):
+            super().__init__(**kwargs)
+            self.metric = keras.metrics.Mean(name="mean")
+
+        def call(self, maps):
+            self.metric.update_state(maps)
+            return maps
+
+    model = FAMILIES["ViT"](remat=remat, attention=lambda _: Attention(2, on_weights=[Measured()]))
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    logs = model.train_on_batch(numbers((4, 16, 16, 3)), np.arange(4), return_dict=True)
+    assert logs["mean"] == pytest.approx(1 / 5)
 
 
 # joblib/threadpoolctl#87, datalad/datalad#2461
