@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_vitx.keras_internals import children, sublayers
+from keras_vitx.keras_internals import children, sublayers, track
 from keras_vitx.layers import ops
 from keras_vitx.layers.initializers import initializers
 from keras_vitx.preprocessing import Preprocessing
@@ -239,6 +239,7 @@ def _freezing(build: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(build)
     def build_and_freeze(self, *args, **kwargs):
         build(self, *args, **kwargs)
+        track(self)
         freeze_layers(self, self.trainable, self.frozen)
 
     return build_and_freeze

@@ -5,7 +5,17 @@ import shutil
 import keras
 import numpy as np
 import pytest
-from harness import BACKEND, FAMILIES, ROOT, array, close, numbers, run_python
+from harness import (
+    BACKEND,
+    FAMILIES,
+    ROOT,
+    array,
+    close,
+    numbers,
+    randomized,
+    run_python,
+    same_weights,
+)
 
 from keras_vitx.layers import Attention
 
@@ -64,6 +74,18 @@ def test_a_metric_of_a_layer_inside_a_block_counts(remat):
     model.compile("sgd", "sparse_categorical_crossentropy")
     logs = model.train_on_batch(numbers((4, 16, 16, 3)), np.arange(4), return_dict=True)
     assert logs["mean"] == pytest.approx(1 / 5)
+
+
+# keras-team/keras#18398
+@pytest.mark.skipif(BACKEND != "tensorflow", reason="TensorFlow's checkpoints")
+@pytest.mark.parametrize("family", ("DeepViT", "RefinedViT"))
+def test_a_checkpoint_of_tensorflow_has_layers_in_lists(family, tmp_path):
+    import tensorflow as tf
+
+    model, other = randomized(family, conv_stem=True), FAMILIES[family](conv_stem=True)
+    path = tf.train.Checkpoint(model=model).save(tmp_path / "checkpoint")
+    tf.train.Checkpoint(model=other).restore(path).assert_consumed()
+    same_weights(other, model)
 
 
 # joblib/threadpoolctl#87, datalad/datalad#2461
