@@ -17,7 +17,10 @@ from harness import (
     same_weights,
 )
 
+from keras_vitx.keras_internals import sublayers
 from keras_vitx.layers import Attention
+
+IMAGES = numbers((2, 16, 16, 3))
 
 
 # pytorch/pytorch#160064
@@ -86,6 +89,24 @@ def test_a_checkpoint_of_tensorflow_has_layers_in_lists(family, tmp_path):
     path = tf.train.Checkpoint(model=model).save(tmp_path / "checkpoint")
     tf.train.Checkpoint(model=other).restore(path).assert_consumed()
     same_weights(other, model)
+
+
+# keras-team/keras#8826
+def test_what_changes_in_layers_inside_is_saved(tmp_path):
+    model = randomized("DeepViT", dropout=0.1, conv_stem=True)
+    for part in sublayers(model):
+        if part.name == "fc1":
+            part.activation, part.kernel_regularizer = keras.activations.relu, "l2"
+        for name, value in (("rate", 0.7), ("epsilon", 0.3)):
+            if getattr(part, name, 0) and type(part).__module__.startswith("keras."):
+                setattr(part, name, value)
+    expected = array(model(IMAGES))
+    for _ in range(2):
+        model.save(tmp_path / "model.keras")
+        model = keras.saving.load_model(tmp_path / "model.keras")
+    close(array(model(IMAGES)), expected)
+    dropouts = [part for part in sublayers(model) if isinstance(part, keras.layers.Dropout)]
+    assert {part.rate for part in dropouts} == {0.0, 0.7} and len(model.losses) == 2
 
 
 # joblib/threadpoolctl#87, datalad/datalad#2461
