@@ -165,18 +165,19 @@ def _merged(layer: keras.layers.Layer) -> list[np.ndarray]:
     return [_array(getattr(layer, name) if key == name else own[key]) for key in own]
 
 
-def _without_lora(config: Any) -> Any:
-    """Return a serialized model without the arguments of LoRA."""
+def _without_lora(config: Any, is_keras: bool = False) -> Any:
+    """Return a serialized model without the arguments of LoRA, which layers of Keras have."""
     if isinstance(config, (list, tuple)):
         return [_without_lora(item) for item in config]
     if not isinstance(config, dict):
         return config
-    # "adapted" lists, in `Layer.get_config`, the changes after construction.
-    result = {name: _without_lora(value) for name, value in config.items() if name != "adapted"}
-    if str(config.get("module")).startswith("keras."):
-        for name in ("lora_rank", "lora_alpha"):
-            result["config"].pop(name, None)
-    return result
+    inner = str(config.get("module")).startswith("keras.")
+    # "adapted" has, in `Layer.get_config`, arguments of layers of Keras.
+    return {
+        name: _without_lora(value, name == "adapted" or (inner if "module" in config else is_keras))
+        for name, value in config.items()
+        if not (is_keras and name in ("lora_rank", "lora_alpha"))
+    }
 
 
 def _weights(layer: keras.layers.Layer, arrays: Arrays, seen: set[int]) -> list[Any]:

@@ -29,6 +29,13 @@ def children(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
     return list(layer._flatten_layers(include_self=False, recursive=False))
 
 
+def track(layer: keras.layers.Layer) -> None:
+    """Let checkpoints of TensorFlow find all layers inside: Keras leaves out those in lists."""
+    if keras.backend.backend() == "tensorflow":
+        for index, child in enumerate(children(layer)):
+            layer._track_trackable(child, f"layers_{index}", overwrite=True)
+
+
 def automatic_name(layer: keras.layers.Layer) -> str:
     """Return the name that Keras gives to layers of its class, before it numbers them."""
     return naming.to_snake_case(type(layer).__name__)

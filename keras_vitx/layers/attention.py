@@ -103,8 +103,10 @@ class Attention(Layer):
         self.dropout = dropout
         self.proj_dropout = proj_dropout
         self.initialization = initialization
-        self.attn_drop = keras.layers.Dropout(dropout, dtype=self.dtype_policy)
-        self.proj_drop = keras.layers.Dropout(proj_dropout, dtype=self.dtype_policy)
+        self.attn_drop = keras.layers.Dropout(dropout, dtype=self.dtype_policy, name="attn_drop")
+        self.proj_drop = keras.layers.Dropout(
+            proj_dropout, dtype=self.dtype_policy, name="proj_drop"
+        )
 
     def call(
         self,
@@ -123,7 +125,7 @@ class Attention(Layer):
         changes_maps = self.reads_maps or self.on_logits or self.on_weights or not self.is_fused
         returns_maps = return_attention_scores or return_intermediates
         weights = maps = None
-        if returns_maps or changes_maps or (training and self.dropout):
+        if returns_maps or changes_maps or (training and self.attn_drop.rate):
             weights = self.weights_of(query, key, training, mask)
             maps = self.maps_of(weights, shared, training, mask)
             y = self.aggregate(maps, value, training)
@@ -173,7 +175,7 @@ class Attention(Layer):
 
     def aggregate(self, maps, value, training=False):
         """Multiply the maps with the values, `(batch, queries, heads, size)`."""
-        maps = self.run_in_training(self.attn_drop, maps, training and self.dropout)
+        maps = self.run_in_training(self.attn_drop, maps, training and self.attn_drop.rate)
         y = ops.checkpoint_name(ops.matmul(maps, ops.transpose(value, (0, 2, 1, 3))))
         return ops.transpose(y, (0, 2, 1, 3))
 
@@ -215,7 +217,7 @@ class Attention(Layer):
         """Project the aggregated values of all heads to the output of the layer."""
         batch, tokens, heads, size = ops.shape(y)
         y = self.run(self.proj, ops.reshape(y, (batch, tokens, heads * size)), training)
-        y = self.run_in_training(self.proj_drop, y, training and self.proj_dropout)
+        y = self.run_in_training(self.proj_drop, y, training and self.proj_drop.rate)
         return self.run_all(self.on_output, y, training)
 
     def build(self, input_shape):

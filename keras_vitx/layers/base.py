@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_vitx.keras_internals import children, sublayers
+from keras_vitx.keras_internals import children, sublayers, track
 from keras_vitx.layers import ops
 from keras_vitx.layers.initializers import initializers
 from keras_vitx.preprocessing import Preprocessing
@@ -87,8 +87,9 @@ class Layer(keras.layers.Layer, metaclass=LayerType):
     Attributes:
         initialization: Name of the initializers of child `Dense` layers (`layers.initializers`).
         varying: Names of numeric arguments that may differ between blocks of one loop over depth.
-        adapted: Changes made to child `Dense` layers after construction (`quantize`,
-            `enable_lora`), by name and nested like the children.
+        adapted: Arguments of Keras's layers inside that changed after they were made (a `rate`,
+            `quantize`, `enable_lora`), by name and nested like the children.
+        made: Pairs of their names and the arguments with which they were made, without those.
         preprocessing: What the images that it takes are, in the first layer of a model.
         frozen: What `frozen_layers` recorded of the layer that this one was made from.
     """
@@ -96,6 +97,7 @@ class Layer(keras.layers.Layer, metaclass=LayerType):
     initialization = "normal"
     varying: tuple[str, ...] = ()
     adapted: dict[str, dict[str, Any]] = {}
+    made: tuple[tuple[str, dict[str, Any]], ...] = ()
     preprocessing: Preprocessing | None = None
     frozen: dict[str, bool] = {}
 
@@ -115,8 +117,19 @@ class Layer(keras.layers.Layer, metaclass=LayerType):
         # Layers passed as arguments record their changes in their own configs.
         passed = set(map(id, keras.tree.flatten(list(given.values()))))
         own = (child for child in children(self) if id(child) not in passed)
-        adapted = {child.name: changes for child in own if (changes := _changes(child))}
+        adapted = {child.name: changes for child in own if (changes := self._changes(child))}
         return {**config, "adapted": adapted} if adapted else config
+
+    def _changes(self, child: keras.layers.Layer) -> dict[str, Any]:
+        """Return the arguments that redo later changes; for a layer of ours, by child."""
+        if isinstance(child, Layer):
+            return child.get_config().get("adapted", {})
+        before = dict(self.made).get(child.name, _arguments_of(child))
+        return {
+            name: value
+            for name, value in _arguments_of(child).items()
+            if name not in before or before[name] != value
+        }
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "Layer":
@@ -211,12 +224,32 @@ def _inner_layers(layer: keras.layers.Layer) -> dict[str, tuple[keras.layers.Lay
     return inner
 
 
+def _arguments_of(layer: keras.layers.Layer) -> dict[str, Any]:
+    """Return the arguments of a layer of Keras that count once it is built; dtype if quantized."""
+    if isinstance(layer, keras.Model) or not type(layer).__module__.startswith("keras."):
+        return {}
+    names = {*arguments(type(layer)), *(["dtype"] if layer.quantization_mode else [])}
+    names -= {name for name in names if name.endswith("_initializer")}
+    return {name: value for name, value in layer.get_config().items() if name in names}
+
+
 def _freezing(build: Callable[..., None]) -> Callable[..., None]:
-    """Let `build` freeze the layers that it makes, as the layer is, or was when it was saved."""
+    """Let `build` change and freeze the layers that it makes as they were when it was saved."""
 
     @functools.wraps(build)
     def build_and_freeze(self, *args, **kwargs):
         build(self, *args, **kwargs)
+        track(self)
+        made = []
+        for child in children(self):
+            changes = self.adapted.get(child.name, {})
+            if changes and not isinstance(child, (Layer, keras.layers.Dense)):
+                twin = type(child).from_config({**child.get_config(), **changes})
+                for name in changes:
+                    setattr(child, name, getattr(twin, name))
+            given = _arguments_of(child).items()
+            made.append((child.name, {name: value for name, value in given if name not in changes}))
+        self.made = tuple(made)
         freeze_layers(self, self.trainable, self.frozen)
 
     return build_and_freeze
@@ -287,23 +320,3 @@ class _Traced(keras.Operation):
         if not hasattr(y, "shape"):
             raise TypeError(f"`call` must return a tensor, not {type(y).__name__}")
         return y
-
-
-def _changes(child: keras.layers.Layer) -> dict[str, Any]:
-    """Return the `Dense` arguments that redo later changes; for a layer of ours, by child."""
-    if isinstance(child, Layer):
-        return child.get_config().get("adapted", {})
-    if not isinstance(child, keras.layers.Dense):
-        return {}
-    changes: dict[str, Any] = {}
-    if child.lora_rank:
-        changes = {"lora_rank": child.lora_rank, "lora_alpha": child.lora_alpha}
-    if child.quantization_mode is not None:
-        quantized = {"dtype": child.dtype_policy}
-        # Keras has it from 3.13 on.
-        if hasattr(child, "quantization_config"):
-            quantized["quantization_config"] = child.quantization_config
-        changes |= {
-            name: keras.saving.serialize_keras_object(one) for name, one in quantized.items()
-        }
-    return changes

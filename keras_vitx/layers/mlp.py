@@ -48,7 +48,7 @@ class MLP(Layer):
         self.hidden = hidden
         self.initialization = initialization
         self.act = ops.gelu if activation == "gelu" else keras.activations.get(activation)
-        self.drop = keras.layers.Dropout(dropout, dtype=self.dtype_policy)
+        self.drop = keras.layers.Dropout(dropout, dtype=self.dtype_policy, name="drop")
 
     def build(self, input_shape):
         dim = input_shape[-1]
@@ -66,7 +66,7 @@ class MLP(Layer):
         build_all(self.on_output, input_shape, "on_output", free_axis=None)
 
     def call(self, x, training=False):
-        drops = training and self.dropout
+        drops = training and self.drop.rate
         x = self.run_all(self.on_input, x, training)
         x = self.run(self.fc1, x, training)
         x = self.run_all(self.on_hidden, self.run_in_training(self.drop, x, drops), training)

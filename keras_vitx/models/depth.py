@@ -128,9 +128,10 @@ def _pure(unit: Unit, values: Sequence[Any], x: Any) -> tuple[Any, list, list]:
 
 
 def _variables(unit: Unit) -> tuple[list, list]:
-    """Return the trainable and the non-trainable variables of a unit."""
+    """Return the trainable variables of a unit, and all others, those of its metrics included."""
     trained = [variable for layer in unit for variable in layer.trainable_variables]
-    return trained, [variable for layer in unit for variable in layer.non_trainable_variables]
+    others = ((*layer.non_trainable_variables, *layer.metrics_variables) for layer in unit)
+    return trained, [variable for each in others for variable in each]
 
 
 def _values(unit: Unit) -> list:

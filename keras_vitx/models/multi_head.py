@@ -65,7 +65,11 @@ class MultiHeadTraining:
             return super().fit(x, *args, **kwargs)
 
     def train_step(self, *args):
-        """Run a step of `fit` or `train_on_batch`, in which `call` returns logits by head."""
+        """Run a step of `fit` or `train_on_batch`, in which `call` returns logits by head.
+
+        Unless a subclass has a `call`, `compute_loss` or `compute_metrics` of its own, and labels
+        are no dictionary: as in any Keras model, it then gets the prediction, which is trained.
+        """
         # The batch is the last argument; under JAX, the state comes before it.
         *state, batch = args
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
@@ -75,7 +79,8 @@ class MultiHeadTraining:
         if not self.optimizer.built:  # Averages begin with the statistics before the step.
             self.optimizer.build(self.trainable_variables)
         try:
-            with contextlib.ExitStack() as self._step:
+            with contextlib.ExitStack() as step:
+                self._step = step if isinstance(y, dict) or self._is_own_step() else None
                 result = super().train_step(*state, (x, y, sample_weight))
         finally:
             self._step = None
@@ -91,6 +96,11 @@ class MultiHeadTraining:
         if hasattr(optimizer, "averages"):
             optimizer.average_statistics()
         return result
+
+    def _is_own_step(self) -> bool:
+        """Return whether the methods of a step are those of this package, not a subclass's."""
+        methods = (getattr(self, name) for name in ("call", "compute_loss", "compute_metrics"))
+        return all(one.__module__.startswith("keras_vitx.") for one in methods)
 
     def logits_in_step(self, inputs: Any) -> dict[str, Any]:
         """Return the logits of each head by name; `inputs` may include MixToken's box."""

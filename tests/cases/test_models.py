@@ -5,9 +5,22 @@ import shutil
 import keras
 import numpy as np
 import pytest
-from harness import FAMILIES, ROOT, array, close, numbers, run_python
+from harness import (
+    BACKEND,
+    FAMILIES,
+    ROOT,
+    array,
+    close,
+    numbers,
+    randomized,
+    run_python,
+    same_weights,
+)
 
+from keras_vitx.keras_internals import sublayers
 from keras_vitx.layers import Attention
+
+IMAGES = numbers((2, 16, 16, 3))
 
 
 # pytorch/pytorch#160064
@@ -45,6 +58,55 @@ def test_a_model_over_the_images_of_a_film():
     model = keras.Model(inputs, keras.layers.TimeDistributed(base)(inputs))
     alone = base.predict(films.reshape(6, 16, 16, 3), verbose=0)
     close(model.predict(films, verbose=0), alone.reshape(2, 3, 5))
+
+
+# keras-team/keras#21639
+@pytest.mark.skipif(BACKEND == "jax", reason="Keras has no metrics in layers there")
+@pytest.mark.parametrize("remat", (False, True))
+def test_a_metric_of_a_layer_inside_a_block_counts(remat):
+    class Measured(keras.layers.Layer):
+        def __init__(self, **kwargs):
+            super().__init__(**kwargs)
+            self.metric = keras.metrics.Mean(name="mean")
+
+        def call(self, maps):
+            self.metric.update_state(maps)
+            return maps
+
+    model = FAMILIES["ViT"](remat=remat, attention=lambda _: Attention(2, on_weights=[Measured()]))
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    logs = model.train_on_batch(numbers((4, 16, 16, 3)), np.arange(4), return_dict=True)
+    assert logs["mean"] == pytest.approx(1 / 5)
+
+
+# keras-team/keras#18398
+@pytest.mark.skipif(BACKEND != "tensorflow", reason="TensorFlow's checkpoints")
+@pytest.mark.parametrize("family", ("DeepViT", "RefinedViT"))
+def test_a_checkpoint_of_tensorflow_has_layers_in_lists(family, tmp_path):
+    import tensorflow as tf
+
+    model, other = randomized(family, conv_stem=True), FAMILIES[family](conv_stem=True)
+    path = tf.train.Checkpoint(model=model).save(tmp_path / "checkpoint")
+    tf.train.Checkpoint(model=other).restore(path).assert_consumed()
+    same_weights(other, model)
+
+
+# keras-team/keras#8826
+def test_what_changes_in_layers_inside_is_saved(tmp_path):
+    model = randomized("DeepViT", dropout=0.1, conv_stem=True)
+    for part in sublayers(model):
+        if part.name == "fc1":
+            part.activation, part.kernel_regularizer = keras.activations.relu, "l2"
+        for name, value in (("rate", 0.7), ("epsilon", 0.3)):
+            if getattr(part, name, 0) and type(part).__module__.startswith("keras."):
+                setattr(part, name, value)
+    expected = array(model(IMAGES))
+    for _ in range(2):
+        model.save(tmp_path / "model.keras")
+        model = keras.saving.load_model(tmp_path / "model.keras")
+    close(array(model(IMAGES)), expected)
+    dropouts = [part for part in sublayers(model) if isinstance(part, keras.layers.Dropout)]
+    assert {part.rate for part in dropouts} == {0.0, 0.7} and len(model.losses) == 2
 
 
 # joblib/threadpoolctl#87, datalad/datalad#2461

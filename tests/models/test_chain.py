@@ -221,3 +221,21 @@ def test_a_new_head_of_an_adapted_one_is_drawn_and_trained(how, changes):
     head = model.new_head(5).layers[-1]
     assert [variable.path for variable in head.trainable_variables] == plain
     assert all(array(v).std() > 0 for v in head.trainable_variables if "kernel" in v.path)
+
+
+# keras-team/keras#20015
+@pytest.mark.parametrize("name", ("call", "compute_loss", "compute_metrics"))
+def test_a_method_of_a_subclass_gets_the_prediction(name):
+    shapes = []
+
+    def method(self, *args, **kwargs):
+        found = getattr(super(Own, self), name)(*args, **kwargs)
+        given = {**dict(zip(("x", "y", "y_pred"), args, strict=False)), **kwargs}
+        shapes.append(tuple((found if name == "call" else given["y_pred"]).shape[1:]))
+        return found
+
+    Own = type("Own", (Chain,), {name: method})
+    model = Own.from_config(model_of("distilled").get_config())
+    model.compile(keras.optimizers.SGD(0.1), SPARSE, metrics=["accuracy"])
+    history = model.fit(IMAGES, LABELS, verbose=0).history
+    assert set(shapes) == {(5,)} and np.isfinite(history["loss"]).all()
