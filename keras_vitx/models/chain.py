@@ -9,13 +9,13 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_vitx.keras_internals import sublayers
 from keras_vitx.layers.base import (
     at_least_float32,
     freeze_layers,
     frozen_layers,
     register,
     serialize,
+    tell_grid,
     to_python,
 )
 from keras_vitx.layers.block import Block
@@ -453,16 +453,10 @@ def grid_after(layer: keras.layers.Layer, grid: Grid | None) -> Grid | None:
 
 
 def _tell_grid(layer: keras.layers.Layer, grid: Grid | None, x: Any) -> None:
-    """Call `set_grid` of every layer in `layer` that has it, before they are built.
-
-    It is told the rows and columns of patches, and how many tokens of `x` come before them.
-    """
+    """Tell layers in `layer`, before they are built, the grid, and the tokens of `x` before it."""
     shape = keras.tree.flatten(x)[0].shape
-    if grid is None or len(shape) != 3 or shape[1] is None:
-        return
-    for one in sublayers(layer):
-        if hasattr(one, "set_grid"):
-            one.set_grid(grid, shape[1] - grid[0] * grid[1])
+    if grid is not None and len(shape) == 3 and shape[1] is not None:
+        tell_grid(layer, *grid, shape[1] - grid[0] * grid[1])
 
 
 def _of_other_shape(model: Chain, other: Chain) -> set[str]:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from harness import FAMILIES, ROOT, array, close, numbers, run_python
 
+import keras_vitx as kv
 from keras_vitx.layers import Attention
 
 
@@ -71,3 +72,26 @@ def test_the_package_may_be_zipped(tmp_path):
         tmp_path / "package.zip",
         tmp_path / "page.html",
     )
+
+
+@keras.saving.register_keras_serializable("cases")
+class OfGrid(Attention):
+    """Attention that can't be built before it is told the grid."""
+
+    def set_grid(self, grid, num_prefix_tokens):
+        self.patches = grid[0] * grid[1] + num_prefix_tokens
+
+    def build(self, input_shape):
+        assert input_shape[1] == self.patches
+        super().build(input_shape)
+
+
+def test_clones_and_cut_models_tell_the_grid(tmp_path):
+    model, images = FAMILIES["ViT"](attention=lambda index: OfGrid(2)), numbers((2, 16, 16, 3))
+    clone = keras.models.clone_model(model)
+    clone.set_weights(model.get_weights())
+    close(array(clone(images)), array(model(images)))
+    cut = keras.Model(model.input, model.blocks[0].output)
+    cut.save(tmp_path / "cut.keras")
+    loaded = keras.saving.load_model(tmp_path / "cut.keras")
+    close(array(loaded(images)), array(cut(images)))
