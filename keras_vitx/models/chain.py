@@ -243,6 +243,9 @@ class Chain(MultiHeadTraining, ImageModel):
         dtype: Any = None,
         **kwargs,
     ):
+        repeated = [one.name for index, one in enumerate(layers) if one in layers[:index]]
+        if repeated:
+            raise ValueError(f"`layers` must be distinct. Received: {repeated[0]!r} twice.")
         if input_tensor is None:
             precision = at_least_float32(layers[0].dtype_policy) if layers else None
             defaults = {"name": "images", "dtype": precision}

@@ -95,3 +95,13 @@ def test_clones_and_cut_models_tell_the_grid(tmp_path):
     cut.save(tmp_path / "cut.keras")
     loaded = keras.saving.load_model(tmp_path / "cut.keras")
     close(array(loaded(images)), array(cut(images)))
+
+
+# keras-team/keras#6494
+def test_a_block_that_runs_twice_is_cut_out_of_the_chain():
+    patches, *layers = FAMILIES["ViT"]().layers
+    x = images = keras.Input((16, 16, 3))
+    for layer in (patches, *layers[:3], *layers[2:]):
+        x = layer(x)
+    model, images = keras.Model(images, x), numbers((2, 16, 16, 3))
+    close(array(kv.as_chain(model)(images)), array(model(images)))
