@@ -144,7 +144,7 @@ def read_dynamics(path: str | os.PathLike) -> list[dict[str, Any]]:
         OSError: if there is no such file.
         ValueError: if it has other columns.
     """
-    with Path(path).open(newline="") as file:
+    with Path(path).expanduser().open(newline="") as file:
         reader = csv.DictReader(file)
         if tuple(reader.fieldnames or ()) != COLUMNS:
             raise ValueError(
@@ -246,7 +246,7 @@ def plot_dynamics(
             axis.set_title(title, fontsize=9)
             axis.set_xlabel("epoch")
         axes[-1].legend(fontsize=6, loc="upper left", bbox_to_anchor=(1, 1))
-    return Picture(path)
+    return Picture(path).expanduser()
 
 
 def _check_rows(rows):

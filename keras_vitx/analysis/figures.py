@@ -73,7 +73,7 @@ def plot_by_block(
             axis.set(xlabel="block", ylabel=ylabel)
             axis.locator_params("x", integer=True)
             axis.legend(fontsize=7)
-    return Picture(path)
+    return Picture(path).expanduser()
 
 
 def _curve(axis, results, name, style, **arguments):
@@ -146,7 +146,7 @@ def plot_curves(
                     percent = [100 * (points[x] / base[x] - 1) for x in common]
                     gaps.plot(common, percent, "--", color=f"C{index}", alpha=0.6)
             gaps.set_ylabel(f"gap to {baseline} (%), dashed")
-    return Picture(path)
+    return Picture(path).expanduser()
 
 
 def plot_matrix(results: Mapping[str, Results], name: str, path: str | os.PathLike) -> Picture:
@@ -184,7 +184,7 @@ def plot_matrix(results: Mapping[str, Results], name: str, path: str | os.PathLi
             axis.figure.colorbar(heat, ax=axis)
             axis.set_title(model, fontsize=9)
             axis.locator_params("x", integer=True)
-    return Picture(path)
+    return Picture(path).expanduser()
 
 
 def _rows(name, values):
@@ -238,4 +238,4 @@ def plot_confusion(
                 color = "black" if fraction > 0.5 else "white"
                 words = f"{100 * fraction:.0f}"
                 axis.text(column, row, words, ha="center", va="center", fontsize=7, color=color)
-    return Picture(path)
+    return Picture(path).expanduser()

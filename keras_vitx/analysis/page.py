@@ -20,7 +20,7 @@ from PIL import Image
 
 from keras_vitx.analysis.measure import MEASURES, Measure, add_sums, check_measure, means
 from keras_vitx.analysis.measures import NotProbabilities
-from keras_vitx.analysis.pictures import likely_classes
+from keras_vitx.analysis.pictures import likely_classes, one_or_three
 from keras_vitx.analysis.trace import check_model, trace
 from keras_vitx.data import preprocess_input
 from keras_vitx.files import atomic_write, check_writable
@@ -188,7 +188,7 @@ def explore(
         if len(page) <= limit:
             with atomic_write(path) as temporary:
                 temporary.write_bytes(page)
-            return Path(path)
+            return Path(path).expanduser()
     raise ValueError(_too_large(limit, len(page)))
 
 
@@ -296,9 +296,9 @@ def _numbers(value):
 def _picture(image: np.ndarray, preprocessing: Preprocessing) -> str:
     """Return a preprocessed image as the data URL of a PNG."""
     pixels = (image * np.float32(preprocessing.std) + np.float32(preprocessing.mean)) * 255
-    pixels = np.rint(pixels.clip(0, 255)).astype("uint8")
+    pixels = np.rint(one_or_three(pixels.clip(0, 255))).astype("uint8")
     file = io.BytesIO()
-    Image.fromarray(pixels.squeeze(-1) if pixels.shape[-1] == 1 else pixels).save(file, "PNG")
+    Image.fromarray(pixels).save(file, "PNG")
     return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
 
 

@@ -90,6 +90,11 @@ def scaled_to_1(images: np.ndarray) -> np.ndarray:
     return (images - low) / np.maximum(high - low, TINY)
 
 
+def one_or_three(image: np.ndarray) -> np.ndarray:
+    """Return a map as it is, and an image without channels if they are not colors: their mean."""
+    return image if image.ndim == 2 or image.shape[-1] in (3, 4) else image.mean(-1)
+
+
 def likely_classes(model: keras.Model, images: np.ndarray) -> list[list[tuple[str, float]]]:
     """Return names and probabilities of the five likeliest classes; none without a classifier."""
     try:
@@ -245,10 +250,10 @@ def _draw(rows, path, cell_size, cmap):
                 if cell is None:
                     continue
                 style = dict(cell)
-                picture, title = np.squeeze(style.pop("picture")), style.pop("title", "")
+                picture, title = one_or_three(style.pop("picture")), style.pop("title", "")
                 patch, behind = style.pop("mark", None), style.pop("behind", None)
                 axis.imshow(picture, cmap=cmap, **style)
                 axis.set_title(title, fontsize=7, **({"backgroundcolor": behind} if behind else {}))
                 if patch:
                     mark(axis, *patch)
-    return Picture(path)
+    return Picture(path).expanduser()

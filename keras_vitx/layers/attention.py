@@ -5,6 +5,7 @@ from typing import Any
 
 import keras
 
+from keras_vitx.checks import check_counts
 from keras_vitx.layers import ops
 from keras_vitx.layers.base import Layer, build_all, check_layers, register
 
@@ -93,6 +94,7 @@ class Attention(Layer):
         **kwargs,
     ):
         super().__init__(**kwargs)
+        check_counts(num_heads=num_heads, head_size=1 if head_size is None else head_size)
         self.num_heads = num_heads
         self.head_size = head_size
         self.on_input = check_layers("on_input", on_input)

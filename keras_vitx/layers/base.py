@@ -92,6 +92,7 @@ class Layer(keras.layers.Layer, metaclass=LayerType):
         made: Pairs of their names and the arguments with which they were made, without those.
         preprocessing: What the images that it takes are, in the first layer of a model.
         frozen: What `frozen_layers` recorded of the layer that this one was made from.
+        told_grid: What `tell_grid` told the layers inside: rows, columns and prefix tokens.
     """
 
     initialization = "normal"
@@ -100,6 +101,7 @@ class Layer(keras.layers.Layer, metaclass=LayerType):
     made: tuple[tuple[str, dict[str, Any]], ...] = ()
     preprocessing: Preprocessing | None = None
     frozen: dict[str, bool] = {}
+    told_grid: tuple[int, ...] = ()
 
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
@@ -114,6 +116,8 @@ class Layer(keras.layers.Layer, metaclass=LayerType):
             config["frozen"] = frozen
         if self.preprocessing is not None:
             config["preprocessing"] = self.preprocessing.to_dict()
+        if self.told_grid:
+            config["told_grid"] = list(self.told_grid)
         # Layers passed as arguments record their changes in their own configs.
         passed = set(map(id, keras.tree.flatten(list(given.values()))))
         own = (child for child in children(self) if id(child) not in passed)
@@ -138,8 +142,10 @@ class Layer(keras.layers.Layer, metaclass=LayerType):
             name: keras.saving.deserialize_keras_object(value) for name, value in config.items()
         }
         adapted, frozen = given.pop("adapted", {}), given.pop("frozen", {})
-        preprocessing = given.pop("preprocessing", None)
+        preprocessing, told_grid = given.pop("preprocessing", None), given.pop("told_grid", ())
         layer = cls(**given)
+        if told_grid:
+            tell_grid(layer, *told_grid)
         if preprocessing is not None:
             layer.preprocessing = Preprocessing.of(preprocessing)
         layer.frozen = frozen
@@ -181,6 +187,14 @@ class Layer(keras.layers.Layer, metaclass=LayerType):
         layer = keras.layers.Dense(units, use_bias=use_bias, name=name, **arguments)
         layer.build(input_shape)
         return layer
+
+
+def tell_grid(layer: keras.layers.Layer, rows: int, columns: int, num_prefix_tokens: int) -> None:
+    """Call `set_grid` of every layer in `layer` that has it, which its config then tells, too."""
+    for one in sublayers(layer):
+        if hasattr(one, "set_grid"):
+            one.set_grid((rows, columns), num_prefix_tokens)
+            layer.told_grid = (rows, columns, num_prefix_tokens)
 
 
 def frozen_layers(layer: keras.layers.Layer) -> dict[str, bool]:

@@ -10,13 +10,13 @@ import numpy as np
 from keras import ops
 
 from keras_vitx.checks import check, check_counts
-from keras_vitx.keras_internals import sublayers
 from keras_vitx.layers.base import (
     at_least_float32,
     freeze_layers,
     frozen_layers,
     register,
     serialize,
+    tell_grid,
     to_python,
 )
 from keras_vitx.layers.block import Block
@@ -240,6 +240,9 @@ class Chain(MultiHeadTraining, ImageModel):
         dtype: Any = None,
         **kwargs,
     ):
+        repeated = [one.name for index, one in enumerate(layers) if one in layers[:index]]
+        if repeated:
+            raise ValueError(f"`layers` must be distinct. Received: {repeated[0]!r} twice.")
         if input_tensor is None:
             precision = at_least_float32(layers[0].dtype_policy) if layers else None
             defaults = {"name": "images", "dtype": precision}
@@ -450,16 +453,10 @@ def grid_after(layer: keras.layers.Layer, grid: Grid | None) -> Grid | None:
 
 
 def _tell_grid(layer: keras.layers.Layer, grid: Grid | None, x: Any) -> None:
-    """Call `set_grid` of every layer in `layer` that has it, before they are built.
-
-    It is told the rows and columns of patches, and how many tokens of `x` come before them.
-    """
+    """Tell layers in `layer`, before they are built, the grid, and the tokens of `x` before it."""
     shape = keras.tree.flatten(x)[0].shape
-    if grid is None or len(shape) != 3 or shape[1] is None:
-        return
-    for one in sublayers(layer):
-        if hasattr(one, "set_grid"):
-            one.set_grid(grid, shape[1] - grid[0] * grid[1])
+    if grid is not None and len(shape) == 3 and shape[1] is not None:
+        tell_grid(layer, *grid, shape[1] - grid[0] * grid[1])
 
 
 def _of_other_shape(model: Chain, other: Chain) -> set[str]:

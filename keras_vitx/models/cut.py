@@ -82,7 +82,7 @@ def _line(model):
             or not set(_ids(end)).isdisjoint(_ids(model.outputs))
             or not (is_plain and _ids(args) == _ids(end))
             or not isinstance(node.operation, keras.layers.Layer)
-            or any(node.operation is layer for layer in line)
+            or sum(node.operation is one.operation for one in nodes(model)) > 1
         ):
             break
         line.append(node.operation)

@@ -253,12 +253,12 @@ def _with_targets(
         split = train.split
         token_labels.check(split.id(index) for index in range(split.size))
     if distillation is not None:
-        names = batches.class_names
-        teacher_names = class_names_of(distillation.teacher)
-        has_names = not any(each is None or are_numbers(each) for each in (names, teacher_names))
-        if has_names and teacher_names != tuple(names):
+        given = (batches.class_names, class_names_of(model), class_names_of(distillation.teacher))
+        own, models, teacher_names = (None if are_numbers(each or ()) else each for each in given)
+        names = own or models
+        if names and teacher_names and teacher_names != tuple(names):
             raise ValueError(
-                "`teacher` must have the classes of the data, in the same order, "
+                "`teacher` must have the classes of the data, or the model, in the same order, "
                 f"({', '.join(names[:5])}, ...). Received: ({', '.join(teacher_names[:5])}, ...)."
             )
         train = distillation.batches(train, model)

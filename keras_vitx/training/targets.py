@@ -16,7 +16,7 @@ from keras_vitx.data.augmentation.windows import Window
 from keras_vitx.data.images import normalize
 from keras_vitx.losses import PerHead, SmoothedCrossentropy, SoftDistillation
 from keras_vitx.outputs import described, outputs_of
-from keras_vitx.preprocessing import ModelInput, Preprocessing
+from keras_vitx.preprocessing import ModelInput, Preprocessing, taken_by
 from keras_vitx.training.batches import BatchTransform
 
 log = logging.getLogger(__name__)
@@ -54,7 +54,8 @@ class Distillation:
         teacher: A Keras classifier that returns logits or probabilities of the student's classes.
             Its attribute `preprocessing` is a `keras_vitx.Preprocessing` (as in models of this
             package), or a function of float32 images `(batch, height, width, channels)` in 0..255,
-            such as `keras.applications.resnet.preprocess_input`. Images are resized to its input.
+            such as `keras.applications.resnet.preprocess_input`; without, its first layers state
+            what it takes, as a model of this package does. Images are resized to its input.
         kind: `"hard"`, the teacher's most probable class, or `"soft"`, its probabilities.
         temperature: $\tau$, above 0; for `"soft"` only.
         weight: $w$, in [0, 1]; None is 0.5 for `"hard"` and 0.1 for `"soft"`.
@@ -173,10 +174,14 @@ def _preparation(inputs: ModelInput, teacher: keras.Model) -> Callable[[Any], An
             f"{inputs.size}. Received: {size}."
         )
     if preprocess is None:
-        raise ValueError(
-            "`teacher` must have a `preprocessing`: a `keras_vitx.Preprocessing`, or a function of "
-            "images in 0..255 such as `keras.applications.resnet.preprocess_input`. Received: None."
-        )
+        try:
+            preprocess = taken_by(teacher)
+        except (ValueError, AttributeError) as error:  # A subclassed model has no `input_shape`.
+            raise ValueError(
+                "`teacher` must have a `preprocessing`: a `keras_vitx.Preprocessing`, or a "
+                "function of images in 0..255 such as `keras.applications.resnet.preprocess_input`."
+                " Received: None."
+            ) from error
     if not callable(preprocess):
         preprocessing = Preprocessing.of(preprocess).for_channels(inputs.channels)
         preprocess = functools.partial(normalize, preprocessing=preprocessing)

@@ -162,6 +162,27 @@ def test_class_token(drawn):
     assert said.count("%") == (predicted > 0.1).sum()
 
 
+@pytest.mark.parametrize("shape", [(8, 8, 3), (8, 24, 3), (16, 16, 5)])
+def test_few_patches_and_many_channels(shape, drawn, tmp_path):
+    model = randomized("ViT", input_shape=shape)
+    images = numbers((2, *shape))
+    axes = drawn(analysis.plot_class_attention, model, images, mode="heads")
+    assert shown(axes[0, 1]).shape == model.grid and shown(axes[0, 0]).shape[:2] == shape[:2]
+    drawn(analysis.plot_query, {"a": model}, images)
+    pixels = np.zeros((1, *shape), "uint8")
+    assert analysis.explore(model, pixels, tmp_path / "page.html").exists()
+
+
+# QUVA-Lab/artemis#39
+def test_the_path_of_a_figure_is_one_that_opens(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    path = analysis.plot_curves({"a": {1: 0.5}}, "~/a.png", xlabel="epoch")
+    assert path == tmp_path / "a.png" and path._repr_mimebundle_()["image/png"]
+    assert analysis.explore(
+        FAMILIES["ViT"](), np.zeros((1, 16, 16, 3), "uint8"), "~/a.html"
+    ).exists()
+
+
 def test_attention_of_one_patch(drawn):
     models = {"ConViT": randomized("ConViT"), "CaiT": randomized("CaiT")}
     axes = drawn(analysis.plot_query, models, IMAGES[:1], query=(0, 1))

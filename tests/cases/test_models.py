@@ -17,6 +17,7 @@ from harness import (
     same_weights,
 )
 
+import keras_vitx as kv
 from keras_vitx.keras_internals import sublayers
 from keras_vitx.layers import Attention
 
@@ -133,3 +134,36 @@ def test_the_package_may_be_zipped(tmp_path):
         tmp_path / "package.zip",
         tmp_path / "page.html",
     )
+
+
+@keras.saving.register_keras_serializable("cases")
+class OfGrid(Attention):
+    """Attention that can't be built before it is told the grid."""
+
+    def set_grid(self, grid, num_prefix_tokens):
+        self.patches = grid[0] * grid[1] + num_prefix_tokens
+
+    def build(self, input_shape):
+        assert input_shape[1] == self.patches
+        super().build(input_shape)
+
+
+def test_clones_and_cut_models_tell_the_grid(tmp_path):
+    model, images = FAMILIES["ViT"](attention=lambda index: OfGrid(2)), numbers((2, 16, 16, 3))
+    clone = keras.models.clone_model(model)
+    clone.set_weights(model.get_weights())
+    close(array(clone(images)), array(model(images)))
+    cut = keras.Model(model.input, model.blocks[0].output)
+    cut.save(tmp_path / "cut.keras")
+    loaded = keras.saving.load_model(tmp_path / "cut.keras")
+    close(array(loaded(images)), array(cut(images)))
+
+
+# keras-team/keras#6494
+def test_a_block_that_runs_twice_is_cut_out_of_the_chain():
+    patches, *layers = FAMILIES["ViT"]().layers
+    x = images = keras.Input((16, 16, 3))
+    for layer in (patches, *layers[:3], *layers[2:]):
+        x = layer(x)
+    model, images = keras.Model(images, x), numbers((2, 16, 16, 3))
+    close(array(kv.as_chain(model)(images)), array(model(images)))

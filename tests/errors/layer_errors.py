@@ -91,6 +91,9 @@ ERRORS = {
         "`initialization` must be one of ... Received: 'ones'": (
             lambda: MLP(initialization="ones").build(TOKENS)
         ),
+        "`num_heads` must be a whole number ... Received: 0": lambda: Attention(0),
+        "`num_heads` must be a whole number ... Received: 2.0": lambda: Attention(2.0),
+        "`head_size` must be a whole number ... Received: 0": lambda: Attention(2, head_size=0),
         "`num_heads` must divide ... Received: num_heads=3, width=8": (
             lambda: Attention(3).build(TOKENS)
         ),

@@ -144,6 +144,9 @@ ERRORS = {
         "The model 'sequential...' has no blocks": lambda: kv.features(
             keras.Sequential([keras.Input((8,)), keras.layers.Dense(2)])
         ),
+        "`layers` must be distinct. Received: 'patch_embed' twice": (
+            lambda: kv.models.Chain(2 * FAMILIES["ViT"]().layers[:1], (16, 16, 3))
+        ),
         # kv.as_chain
         "of one input": as_chain(lambda a, b: keras.Model([a, b], keras.layers.Add()([a, b]))),
         "begins with something else": as_chain(lambda a, b: keras.Model(a, a + 1)),
