@@ -3,13 +3,13 @@
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import keras
 import numpy as np
 from keras import ops
 
-from keras_vitx.checks import check, check_counts
+from keras_vitx.checks import check, check_argument, check_counts
 from keras_vitx.layers.base import (
     at_least_float32,
     freeze_layers,
@@ -329,6 +329,7 @@ class Chain(MultiHeadTraining, ImageModel):
         `"linear"` rises from 0 in the first block, `"constant"` is the same in all. Class blocks
         have none (CaiT).
         """
+        check_argument("schedule", schedule, Literal["linear", "constant"])
         blocks = [one for one in self.blocks if not isinstance(one, ClassBlock)]
         rates = np.linspace(0 if schedule == "linear" else rate, rate, len(blocks))
         for block, one in zip(blocks, rates, strict=True):

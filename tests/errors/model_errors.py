@@ -144,6 +144,9 @@ ERRORS = {
         "The model 'sequential...' has no blocks": lambda: kv.features(
             keras.Sequential([keras.Input((8,)), keras.layers.Dense(2)])
         ),
+        "`schedule` must be one of ... Received: 'cosine'": (
+            lambda: FAMILIES["ViT"]().set_drop_path(0.1, "cosine")
+        ),
         "`layers` must be distinct. Received: 'patch_embed' twice": (
             lambda: kv.models.Chain(2 * FAMILIES["ViT"]().layers[:1], (16, 16, 3))
         ),
