@@ -24,6 +24,7 @@ from keras_vitx.weights.description import (
 from keras_vitx.weights.hub import SCHEME, Address, check_hash, download, parse, shipped_path
 from keras_vitx.weights.names import Sizes
 from keras_vitx.weights.reading import READERS, open_weights, suffix_of
+from keras_vitx.weights.transformers import description_of
 
 logger = logging.getLogger("keras_vitx")
 
@@ -191,6 +192,7 @@ def load(
                 model = rebuild(conversion.classes)
                 conversion = convert(file, model, sizes, strict)
             description = source.checkpoint or file.description
+            description = description or description_of(source.path.parent, model)
             names = description and conversion.head and description.class_names
             if names and len(names) != conversion.classes:
                 raise ValueError(

@@ -1,12 +1,16 @@
 """Checkpoints of Transformers, and weights that a file has only in part."""
 
+import json
+
 import keras
 import numpy as np
 import pytest
 from harness import array, close, numbers, randomize, same_weights
+from safetensors.numpy import save_file
 
 import keras_vitx as kv
 from keras_vitx.layers import Attention, HeadMixing
+from keras_vitx.weights.convert import to_checkpoint
 
 SMALL = {"dim": 24, "depth": 2, "num_heads": 3, "patch_size": 8, "input_shape": (32, 32, 3)}
 COMMON = {
@@ -51,6 +55,41 @@ def test_transformers_directory(network, tmp_path, timm):
     for weights in (tmp_path, tmp_path / "model.safetensors"):
         model = kv.ViT(**SMALL, **ours, classifier_activation=None, weights=weights)
         close(array(model(images.permute(0, 2, 3, 1).numpy(), training=False)), expected)
+
+
+IMAGES = {
+    "image_mean": [0.5] * 3,
+    "image_std": [0.25] * 3,
+    "rescale_factor": 1 / 255,
+    "resample": 2,
+}
+PROCESSORS = [
+    (IMAGES | {"size": {"height": 32, "width": 32}}, ([0.5] * 3, [0.25] * 3, 1.0, "bilinear")),
+    (
+        {"do_normalize": False, "do_center_crop": True, "size": {"shortest_edge": 64}}
+        | {"crop_size": {"height": 32, "width": 32}},
+        ([0] * 3, [1] * 3, 0.5, "bicubic"),
+    ),
+    ({"do_rescale": False, "do_normalize": False}, ([0] * 3, [1 / 255] * 3, 1.0, "bicubic")),
+]
+
+
+@pytest.mark.backend_free
+@pytest.mark.parametrize(("processor", "expected"), PROCESSORS)
+def test_what_transformers_says_beside_the_weights(tmp_path, processor, expected):
+    names = {"1": "b", "0": "a", "2": "c", "10": "k"} | {str(i): str(i) for i in range(3, 10)}
+    config = {"model_type": "vit", "num_attention_heads": 3, "hidden_act": "gelu"}
+    save_file(to_checkpoint(kv.ViT(**SMALL, classes=11)), tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(config | {"id2label": names}))
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(processor))
+    model = kv.ViT(**SMALL, weights=tmp_path)
+    assert model.class_names == ("a", "b", "c", *"3456789", "k")
+    assert model.preprocessing == kv.Preprocessing(*expected)
+    with pytest.raises(ValueError, match=r"`num_attention_heads` .*, 4\. Received: 3"):
+        kv.ViT(**SMALL | {"num_heads": 4}, weights=tmp_path)
+    (tmp_path / "preprocessor_config.json").write_text('{"size": 1, "do_center_crop": true}')
+    with pytest.raises(ValueError, match=r"preprocessor_config\.json can't be used .KeyError"):
+        kv.ViT(**SMALL, weights=tmp_path)
 
 
 def test_transformers_directory_without_weights(tmp_path):
