@@ -5,7 +5,7 @@ from importlib import resources
 
 import numpy as np
 
-from keras_vitx.checks import PositiveInt, check_argument
+from keras_vitx.checks import PositiveInt, check, check_argument
 
 IMAGENET_CLASSES = resources.files(__package__) / "imagenet_classes.txt"
 
@@ -55,14 +55,16 @@ def decode_predictions(predictions, top: int = 5, model=None) -> list[list[tuple
 def class_names(model, count: int) -> tuple[str, ...]:
     """Return the names of `count` classes: of the model, of ImageNet, or "class 0", ...
 
-    One output is the probability of the second of two classes.
+    One output is the probability of the second of two classes. Raises a ValueError if the model has
+    another number of names.
     """
     from keras_vitx.outputs import class_names_of
 
-    count = max(count, 2)
-    names = class_names_of(model)
+    names, outputs, count = class_names_of(model), count, max(count, 2)
     if names is not None and len(names) == count:
         return names
+    rule = f"`model.class_names` must have a name for each of {count} classes."
+    check(names is None or len(names) == outputs, rule, names)
     if count == 1000:
         return tuple(name for _, name in imagenet_classes())
     return tuple(f"class {index}" for index in range(count))

@@ -37,6 +37,12 @@ def headless():
     return FAMILIES["ViT"](include_top=False, pooling="avg")
 
 
+def named(names):
+    model = FAMILIES["ViT"](classes=5)
+    model.class_names = tuple(names)
+    return model
+
+
 def with_outputs(outputs, inputs=IMAGES):
     return lambda: keras.Model(inputs, outputs)
 
@@ -115,6 +121,9 @@ ERRORS = {
             classifier, batch_sizes=()
         ),
         "`model` must end in a classifier": lambda: kv.predictor(headless()),
+        "`model.class_names` must have a name for each of 5 classes. Received: ('a', 'b')": (
+            lambda: kv.predictor(named("ab"))
+        ),
         "`model` must be a model of keras_vitx": lambda: kv.fuse(keras.Model(IMAGES, FLAT)),
         "`model` must not have quantized layers": lambda: kv.fuse(quantized()),
     },
