@@ -3,7 +3,7 @@
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import keras
 import numpy as np
@@ -329,6 +329,7 @@ class Chain(MultiHeadTraining, ImageModel):
         `"linear"` rises from 0 in the first block, `"constant"` is the same in all. Class blocks
         have none (CaiT).
         """
+        check_argument("rate", rate, Annotated[float, "[0, 1)"])
         check_argument("schedule", schedule, Literal["linear", "constant"])
         blocks = [one for one in self.blocks if not isinstance(one, ClassBlock)]
         rates = np.linspace(0 if schedule == "linear" else rate, rate, len(blocks))
