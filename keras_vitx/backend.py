@@ -134,6 +134,14 @@ def without_gradients() -> contextlib.AbstractContextManager:
     return torch.no_grad()
 
 
+def restore_variables(model: Any) -> None:
+    """Give the variables of a model their values, which Keras holds itself in a loop under JAX.
+
+    Where an error ends `predict` or `evaluate`, it does not, and the model would be of no use.
+    """
+    getattr(model, "jax_state_sync", lambda: None)()
+
+
 def input_gradient(function: Callable[..., Any], variables: Sequence[Any]) -> Callable[..., Any]:
     """Return a function that gives the gradient of `function` by its first argument.
 

@@ -12,6 +12,7 @@ import numpy as np
 from keras_vitx.analysis.figures import shade
 from keras_vitx.analysis.measure import check_measure, measure
 from keras_vitx.analysis.trace import check_images
+from keras_vitx.backend import restore_variables
 from keras_vitx.checks import PositiveInt, check_argument
 from keras_vitx.drawing import Picture, drawing
 from keras_vitx.files import check_writable, write_csv
@@ -97,9 +98,7 @@ class MeasureDuringTraining(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
         self.step += 1
         if self.every and self.step % self.every == 0:
-            if hasattr(self.model, "jax_state_sync"):
-                # Under JAX, the variables are empty between the steps of an epoch.
-                self.model.jax_state_sync()
+            restore_variables(self.model)
             steps = self.params.get("steps")
             self.record(self.epoch + ((batch + 1) / steps if steps else 0))
 

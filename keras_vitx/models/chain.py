@@ -9,6 +9,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_vitx.backend import restore_variables
 from keras_vitx.checks import check, check_argument, check_counts
 from keras_vitx.layers.base import (
     at_least_float32,
@@ -128,6 +129,20 @@ class ImageModel(keras.Model):
             # `add_loss` of a functional model raises.
             keras.layers.Layer.add_loss(self, loss)
         return x
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
+        """Evaluate as Keras does; after an error, or Ctrl-C, the model is as before under JAX, too."""
+        try:
+            return super().evaluate(*args, **kwargs)
+        finally:
+            restore_variables(self)
+
+    def predict(self, *args: Any, **kwargs: Any) -> Any:
+        """Predict as Keras does; after an error, or Ctrl-C, the model is as before under JAX, too."""
+        try:
+            return super().predict(*args, **kwargs)
+        finally:
+            restore_variables(self)
 
     def save(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
         """Save the model as Keras does, with a warning about classes that are not registered.

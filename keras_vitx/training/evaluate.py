@@ -10,6 +10,7 @@ from typing import Any, Literal
 import keras
 import numpy as np
 
+from keras_vitx.backend import restore_variables
 from keras_vitx.checks import check_argument
 from keras_vitx.data import load_dataset
 from keras_vitx.data.predictions import imagenet_classes
@@ -97,8 +98,8 @@ class Evaluator(keras.Model):
                 results = self.evaluate(
                     dataset, verbose=verbose, callbacks=callbacks, return_dict=True
                 )
-        finally:  # Under JAX, an error of the data would leave the model without its variables.
-            getattr(self, "jax_state_sync", lambda: None)()
+        finally:
+            restore_variables(self)
         errors = getattr(dataset, "unreadable", None)
         if errors and not self.count():
             raise OSError(f"no image of the data can be decoded: {next(iter(errors.values()))}")

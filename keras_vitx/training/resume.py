@@ -18,6 +18,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from keras_vitx.backend import restore_variables
 from keras_vitx.checks import PositiveInt, check_argument
 from keras_vitx.files import atomic_write, remove_stale
 from keras_vitx.keras_internals import build_training
@@ -367,8 +368,7 @@ def remove_stale_files(directory: Path) -> None:
 
 def variables_of(model: keras.Model) -> list[keras.Variable]:
     """Return all that training changes in a compiled model, with its values between two steps."""
-    # Under JAX, `fit` holds the values outside of the variables.
-    getattr(model, "jax_state_sync", lambda: None)()
+    restore_variables(model)
     weights = [*model.trainable_variables, *model.non_trainable_variables]
     return [*weights, *model.optimizer.variables, *model.metrics_variables]
 

@@ -167,3 +167,26 @@ def test_a_block_that_runs_twice_is_cut_out_of_the_chain():
         x = layer(x)
     model, images = keras.Model(images, x), numbers((2, 16, 16, 3))
     close(array(kv.as_chain(model)(images)), array(model(images)))
+
+
+class Failing(keras.utils.PyDataset):
+    """A batch, then an error."""
+
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        if index:
+            raise KeyboardInterrupt
+        return IMAGES, np.zeros(2)
+
+
+# keras-team/keras#21019, which mended `fit`
+@pytest.mark.parametrize("how", ("predict", "evaluate"))
+def test_a_model_outlives_what_ends_a_loop(how):
+    model = FAMILIES["ViT"]()
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    expected = model.predict(IMAGES, verbose=0)
+    with pytest.raises(KeyboardInterrupt):
+        getattr(model, how)(Failing(), verbose=0)
+    np.testing.assert_array_equal(model.predict(IMAGES, verbose=0), expected)
