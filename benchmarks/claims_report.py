@@ -344,8 +344,7 @@ def page(found: list[dict[Run, Result]], figures: Path) -> str:
         design = DESIGNS[claim.design]
         if not any(run in results for results in found for run in design):
             continue
-        lines += [f"\n## {claim.title}\n", f"The paper: {claim.paper}\n"]
-        lines.append(f"Compared: {claim.here}.")
+        lines.append(f"\n## {claim.title}\n\nThe paper: {claim.paper} Compared: {claim.here}.")
         lines += [*(table(claim, found) if claim.rows else ()), *figure(claim, found, figures)]
     lines += ["\n## Claims that hold to rounding\n", EXACT, *exact_claims.rows()]
     return "\n".join(lines) + "\n"
