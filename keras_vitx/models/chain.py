@@ -1,5 +1,6 @@
 """`Chain`, the model class of all families: an ordered list of layers."""
 
+import functools
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -130,6 +131,7 @@ class ImageModel(keras.Model):
             keras.layers.Layer.add_loss(self, loss)
         return x
 
+    @functools.wraps(keras.Model.evaluate, assigned=())
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         """Evaluate as Keras does; after an error, or Ctrl-C, the model is as before under JAX, too."""
         try:
@@ -137,6 +139,7 @@ class ImageModel(keras.Model):
         finally:
             restore_variables(self)
 
+    @functools.wraps(keras.Model.predict, assigned=())
     def predict(self, *args: Any, **kwargs: Any) -> Any:
         """Predict as Keras does; after an error, or Ctrl-C, the model is as before under JAX, too."""
         try:

@@ -5,6 +5,7 @@ prediction. MixToken's box comes with the labels, so that a step is a function o
 """
 
 import contextlib
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -58,6 +59,7 @@ class MultiHeadTraining:
         # Before Keras compares the names of inputs.
         return super().__call__(unpacked(inputs), *args, **kwargs)
 
+    @functools.wraps(keras.Model.fit, assigned=())
     def fit(self, x=None, *args, **kwargs):
         """Train as Keras does; batches of `keras_vitx.data` cross to the device as pixels."""
         own = type(self).train_step is not MultiHeadTraining.train_step  # It expects images.
