@@ -32,6 +32,7 @@ class MultiHeadTraining:
         """Whether this is a step of `fit` or `train_on_batch`."""
         return self._step is not None
 
+    @functools.wraps(keras.Model.compile, assigned=())
     def compile(self, optimizer="rmsprop", loss=None, loss_weights=None, *args, **kwargs):
         """Compile as Keras does; losses and their weights may be dictionaries (`PerHead`).
 
