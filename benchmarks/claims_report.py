@@ -406,7 +406,8 @@ positive if the paper is right. "Shows": the 95 % interval of its mean (Student'
 or within the margin of an equivalence. "Contradicts": below 0, or outside. Else the design had no
 power. "Step 0" is the same network with random weights. Claims of which nothing was run have a row
 in this table only. The two highest learning rates were added when no training failed at the others,
-the fourth seed of frozen attention when three left the interval at 0.
+the fourth seed of frozen attention when three left the interval at 0; of four fractions of the
+images, two were left out before any was run.
 
 ```sh
 KERAS_BACKEND=torch python benchmarks/claims.py cifar10.npz runs/claims
