@@ -16,6 +16,7 @@ from keras_vitx.weights.catalog import CHECKPOINTS, DATASETS, Checkpoint, find
 from keras_vitx.weights.convert import abbreviate, convert
 from keras_vitx.weights.description import (
     CONFIG,
+    LIBRARY,
     SAFETENSORS,
     from_config,
     open_directory,
@@ -35,7 +36,7 @@ class LocalFile(NamedTuple):
     weights: str  # The user's argument, for errors.
     path: Path
     checkpoint: Checkpoint | None = None  # Its catalog entry.
-    in_directory: bool = False  # Whether it is in a directory that `kv.save` wrote.
+    writer: str | None = None  # What wrote the directory that `weights` names, as `writer_of`.
 
 
 def entry_of(
@@ -123,7 +124,7 @@ def _local_file(text: str) -> LocalFile:
                 f"weights={text!r} is a directory of Transformers without {SAFETENSORS}: save the "
                 "model there in one such file, or give the path of another."
             )
-        return LocalFile(text, path / SAFETENSORS)
+        return LocalFile(text, path / SAFETENSORS, writer=writer)
     if writer is None and path.is_dir():
         raise IsADirectoryError(
             f"weights={text!r} is a directory without {CONFIG}: expected a weights file, or a "
@@ -137,7 +138,7 @@ def _local_file(text: str) -> LocalFile:
         if writer:
             with open_directory(path) as (config, name, _):
                 from_config(config)
-            return LocalFile(text, path / name, in_directory=True)
+            return LocalFile(text, path / name, writer=writer)
         # The authors' file names end in the first digits of the hash.
         digest = re.search(r"-([0-9a-f]{8})\.pth$", path.name)
         if digest and any((c.url or "").endswith(f"/{path.name}") for c in CHECKPOINTS):
@@ -178,10 +179,10 @@ def load(
     path, name = source.path, source.path.name
     try:
         with contextlib.ExitStack() as stack:
-            if source.in_directory:
+            if source.writer == LIBRARY:
                 config, name, path = stack.enter_context(open_directory(path.parent))
             file = stack.enter_context(open_weights(path, model, name))
-            if source.in_directory:
+            if source.writer == LIBRARY:
                 file = file._replace(description=from_config(config))
             # All published checkpoints are of square images.
             entry = source.checkpoint
@@ -192,7 +193,8 @@ def load(
                 model = rebuild(conversion.classes)
                 conversion = convert(file, model, sizes, strict)
             description = source.checkpoint or file.description
-            description = description or description_of(source.path.parent, model)
+            if source.writer == "Transformers":
+                description = description_of(path.parent, model)
             names = description and conversion.head and description.class_names
             if names and len(names) != conversion.classes:
                 raise ValueError(

@@ -40,6 +40,7 @@ from keras_vitx.weights.keras_files import open_checked_h5, read_archive
 from keras_vitx.weights.load import warn_not_finite
 from keras_vitx.weights.reading import as_value_error, open_weights
 from keras_vitx.weights.torch_files import import_torch
+from keras_vitx.weights.transformers import PREPROCESSOR
 
 # The classes of Keras that a config may name, by their modules. Of layers, the kinds that only
 # compute: others can run code from their config, or open files named in it.
@@ -50,7 +51,7 @@ _PLAIN = re.compile(
     r"|regularization|reshaping|core\.(?:dense|einsum_dense|embedding|identity)))\b"
 )
 
-CARD, PREPROCESSOR = "README.md", "preprocessor_config.json"
+CARD = "README.md"
 OWN_FILES = (CONFIG, CARD, PREPROCESSOR, SAFETENSORS, KERAS_WEIGHTS)
 
 MAX_RATIO, SMALL = 8, 1 << 26

@@ -8,11 +8,11 @@ from typing import Any
 from PIL import Image
 
 from keras_vitx.preprocessing import Preprocessing
-from keras_vitx.weights.description import CONFIG, Description, FileError, parse_json, writer_of
+from keras_vitx.weights.description import CONFIG, Description, FileError, parse_json
 
-PROCESSOR = "preprocessor_config.json"
-IMAGENET = 1000
-"""Classes whose names are known without a file, in the same order."""
+PREPROCESSOR = "preprocessor_config.json"
+IMAGENET = "tench", "toilet tissue"
+"""The first and the last of 1,000 classes, which the package names itself, by synsets."""
 
 PATCHES = "embeddings.patch_embeddings.projection.weight"
 REGISTERS = "embeddings.register_tokens"
@@ -65,15 +65,13 @@ def _part(name: str) -> int:
     return next((i for i, part in enumerate(PARTS) if f".{part}." in name), 0)
 
 
-def description_of(directory: Path, model: Any) -> Description | None:
-    """Return what Transformers' files beside weights for a model say of its classes and images.
+def description_of(directory: Path, model: Any) -> Description:
+    """Return what Transformers' files in the directory of a model's weights say of it.
 
-    None for a directory of another library. Raises a FileError if they can't be used, or describe a
-    network of the same weights with other heads or another activation.
+    Raises a FileError if they can't be used, or describe a network of the same weights with other
+    heads or another activation.
     """
-    if writer_of(directory) != "Transformers":
-        return None
-    config, images = parse_json((directory / CONFIG).read_bytes()), directory / PROCESSOR
+    config, images = parse_json((directory / CONFIG).read_bytes()), directory / PREPROCESSOR
     mlp = model.blocks[0].mlp if model.blocks else None
     for name, own in {
         "num_attention_heads": model.num_heads,
@@ -88,12 +86,13 @@ def description_of(directory: Path, model: Any) -> Description | None:
         labels = {int(label): str(name) for label, name in (config.get("id2label") or {}).items()}
         names = tuple(labels[label] for label in sorted(labels))
         is_unnamed = all(re.fullmatch(r"LABEL_\d+", name) for name in names)
-        names = None if is_unnamed or len(names) == IMAGENET else names
+        is_imagenet = len(names) == 1000 and all(map(str.startswith, names[::999], IMAGENET))
+        names = None if is_unnamed or is_imagenet else names
         processor = images.is_file() and parse_json(images.read_bytes())
         preprocessing = _preprocessing(processor) if processor else None
     except (AttributeError, KeyError, TypeError, ValueError, ZeroDivisionError) as error:
         cause = f"{type(error).__name__}: {error}"
-        raise FileError(f"{CONFIG} or {PROCESSOR} can't be used ({cause:.100}).") from error
+        raise FileError(f"{CONFIG} or {PREPROCESSOR} can't be used ({cause:.100}).") from error
     return Description(model.name, None, names, preprocessing)
 
 

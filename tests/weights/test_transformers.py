@@ -92,6 +92,17 @@ def test_what_transformers_says_beside_the_weights(tmp_path, processor, expected
         kv.ViT(**SMALL, weights=tmp_path)
 
 
+@pytest.mark.backend_free
+@pytest.mark.parametrize("last", ("toilet tissue, toilet paper", "a bird"))
+def test_only_the_classes_of_imagenet_have_names_of_their_own(tmp_path, last):
+    names = dict(enumerate(["tench, Tinca tinca", *map(str, range(998)), last]))
+    save_file(to_checkpoint(kv.ViT(**SMALL)), tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "vit", "id2label": names}))
+    found = kv.ViT(**SMALL, weights=tmp_path).class_names
+    assert found == (tuple(names.values()) if last == "a bird" else None)
+    assert kv.ViT(**SMALL, weights=tmp_path / "model.safetensors").class_names is None
+
+
 def test_transformers_directory_without_weights(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "vit"}')
     with pytest.raises(FileNotFoundError, match=r"without model\.safetensors"):
