@@ -253,9 +253,11 @@ def _with_targets(
         split = train.split
         token_labels.check(split.id(index) for index in range(split.size))
     if distillation is not None:
-        given = (batches.class_names, class_names_of(model), class_names_of(distillation.teacher))
-        own, models, teacher_names = (None if are_numbers(each or ()) else each for each in given)
-        names = own or models
+        known = (batches.class_names, class_names_of(model), class_names_of(distillation.teacher))
+        of_data, of_model, teacher_names = (
+            None if are_numbers(names or ()) else names for names in known
+        )
+        names = of_data or of_model
         if names and teacher_names and teacher_names != tuple(names):
             raise ValueError(
                 "`teacher` must have the classes of the data, or the model, in the same order, "
