@@ -228,21 +228,29 @@ def _close(iterators: list[Any]) -> None:
         iterators.pop().close()
 
 
-class Batches(PyDataset):
-    """Batches that are functions of the epoch and the index only, in any order of access.
+class ImageBatches(PyDataset):
+    """Batches of a `Loader`, functions of the epoch and the index only, in any order of access.
 
-    `loader` has a length, and a Grain `dataset` as below. Grain prefetches in threads or, with
-    `workers`, in processes, which import the main module; with `endless`, beyond the end of an
-    epoch. Keras's workers are not used, as they mix batches of two epochs.
+    They are normalized for a model; `unreadable` has errors by id of the image. Grain prefetches in
+    threads or, with `workers`, in processes, which import the main module and pass images on as
+    uint8, normalized afterwards; those of a loader with a seed, beyond the end of an epoch. Keras's
+    workers are not used, as they mix batches of two epochs.
 
     A full iteration starts the next epoch by `on_epoch_end`, as does Keras's `fit`, which also
     calls it before the first epoch. To keep in step with Keras, call `set_epoch` in the
     `on_epoch_begin` of a callback.
     """
 
-    def __init__(self, loader: Any, workers: int = 0, endless: bool = False):
+    is_packed = False
+
+    def __init__(self, *arguments: Any, workers: int = 0, **options: Any):
         super().__init__(workers=1)
-        self.loader, self.processes, self.endless = loader, workers, endless
+        self.loader = loader = Loader(*arguments, **options)
+        self.processes, self.endless = workers, loader.seed is not None
+        self.split, self.batch_size, self.targets = loader.split, loader.batch_size, loader.targets
+        self.unreadable: dict[Any, str] = {}
+        loader.budget = IN_MEMORY_BYTES // max(workers, 1)
+        loader.as_uint8 = workers > 0
         self._lock = threading.Lock()
         self.epoch, self._next, self._recent = 0, None, {}
         self._iterators: list[Any] = []
@@ -256,9 +264,24 @@ class Batches(PyDataset):
         """Return batches i of epochs e, before `to_inputs`, as elements `e * len(self) + i`."""
         return self.loader.dataset(*shard)
 
-    def to_inputs(self, batch: Any) -> tuple:
+    def to_inputs(self, batch: Batch) -> tuple:
         """Convert a batch of the dataset for `fit`. Called in the training process."""
-        return batch
+        import keras
+
+        # Arrays from Grain's processes are of a subclass in shared memory.
+        images, labels, weights, boxes = keras.tree.map_structure(
+            lambda array: array if type(array) is np.ndarray else np.array(array), tuple(batch[:4]),
+            none_is_leaf=False,
+        )  # fmt: skip
+        for name, error in batch.errors:
+            if name not in self.unreadable:
+                self.unreadable[name] = error
+                log.warning("An image is skipped (%d so far): %s", len(self.unreadable), error)
+        if self.is_packed:
+            images = packed(images, self.loader.spec.preprocessing, boxes)
+        elif images.dtype == np.uint8:
+            images = self.loader.normalize(images, boxes)
+        return (images, labels) if weights is None else (images, labels, weights)
 
     def __getitem__(self, index: int) -> tuple:
         return self.get(index)
@@ -320,23 +343,6 @@ class Batches(PyDataset):
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch
 
-
-class ImageBatches(Batches):
-    """Batches of a `Loader`, normalized for a model; `unreadable` has errors by id of the image.
-
-    Images from processes are passed as uint8, and normalized afterwards.
-    """
-
-    is_packed = False
-
-    def __init__(self, *arguments: Any, workers: int = 0, **options: Any):
-        loader = Loader(*arguments, **options)
-        super().__init__(loader, workers, endless=loader.seed is not None)
-        self.split, self.batch_size, self.targets = loader.split, loader.batch_size, loader.targets
-        self.unreadable: dict[Any, str] = {}
-        loader.budget = IN_MEMORY_BYTES // max(workers, 1)
-        loader.as_uint8 = workers > 0
-
     @contextlib.contextmanager
     def as_pixels(self) -> Iterator[None]:
         """Return a context in which batches have the form of `keras_vitx.pixels`, for `fit`."""
@@ -352,24 +358,6 @@ class ImageBatches(Batches):
             if not self.processes:
                 self.loader.as_uint8 = is_packed
                 _close(self._iterators)  # They hold batches of the other form.
-
-    def to_inputs(self, batch: Batch) -> tuple:
-        import keras
-
-        # Arrays from Grain's processes are of a subclass in shared memory.
-        images, labels, weights, boxes = keras.tree.map_structure(
-            lambda array: array if type(array) is np.ndarray else np.array(array), tuple(batch[:4]),
-            none_is_leaf=False,
-        )  # fmt: skip
-        for name, error in batch.errors:
-            if name not in self.unreadable:
-                self.unreadable[name] = error
-                log.warning("An image is skipped (%d so far): %s", len(self.unreadable), error)
-        if self.is_packed:
-            images = packed(images, self.loader.spec.preprocessing, boxes)
-        elif images.dtype == np.uint8:
-            images = self.loader.normalize(images, boxes)
-        return (images, labels) if weights is None else (images, labels, weights)
 
 
 class TrainingBatches(ImageBatches):

@@ -93,7 +93,7 @@ def pipelines(
     `preprocess_input`. A training epoch uses each image at most once, in a new order, and drops the
     remainder that doesn't fill a batch; fewer images than one batch form a single smaller batch. A
     training batch depends only on the seed, the epoch and its index; see
-    `keras_vitx.data.loading.Batches` for how epochs are counted.
+    `keras_vitx.data.loading.ImageBatches` for how epochs are counted.
 
     Grain prepares batches in parallel, in threads or in processes (`workers`). Up to 512 MiB of
     decoded images are cached per split.
