@@ -39,17 +39,15 @@ def preprocess_input(images, model):
             (n, height, width, channels) is n images. Arrays are numbers in 0..255, or floats in
             0..1 if none is above 1; they are rounded to 256 levels. Tensors of such shapes, of the
             model's channels or one, are rounded only to be resized, which has no gradient.
-        model: A model that states what it takes, by `preprocessing` or by the layers that it begins
-            with: `ImagePreprocessing`, `Rescaling` and `Normalization` of 0..255 take pixels, a
-            model of keras_vitx inside, with at most augmentation before it, what that model takes.
-            Or the name of a size (see `list_models`) or of a checkpoint.
+        model: A model with `preprocessing`, as those of keras_vitx have it; or the name of a size
+            (see `list_models`) or of a checkpoint.
 
     Returns:
         float32 (n, height, width, channels), the input of the model; of a tensor, a tensor of its
         library, rank and device.
 
     Raises:
-        ValueError: if the name is unknown, the model does not state what it takes, or an array has
+        ValueError: if the name is unknown, the model has no `preprocessing`, or an array has
             another shape, dtype or range.
         OSError: if a file can't be decoded, or has more than twice
             `PIL.Image.MAX_IMAGE_PIXELS` pixels; the message names it.

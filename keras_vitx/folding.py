@@ -172,9 +172,8 @@ def _without_lora(config: Any, is_keras: bool = False) -> Any:
     if not isinstance(config, dict):
         return config
     inner = str(config.get("module")).startswith("keras.")
-    # "adapted" has, in `Layer.get_config`, arguments of layers of Keras.
     return {
-        name: _without_lora(value, name == "adapted" or (inner if "module" in config else is_keras))
+        name: _without_lora(value, inner if "module" in config else is_keras)
         for name, value in config.items()
         if not (is_keras and name in ("lora_rank", "lora_alpha"))
     }

@@ -29,30 +29,23 @@ def children(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
     return list(layer._flatten_layers(include_self=False, recursive=False))
 
 
-def track(layer: keras.layers.Layer) -> None:
-    """Let checkpoints of TensorFlow find all layers inside: Keras leaves out those in lists."""
-    if keras.backend.backend() == "tensorflow":
-        for index, child in enumerate(children(layer)):
-            layer._track_trackable(child, f"layers_{index}", overwrite=True)
+class AfterBuild:
+    """A layer that calls `after_build` at the end of `build`.
+
+    Checkpoints of TensorFlow find all layers inside it: Keras leaves out those in lists.
+    """
+
+    def _post_build(self):
+        super()._post_build()
+        if keras.backend.backend() == "tensorflow":
+            for index, child in enumerate(children(self)):
+                self._track_trackable(child, f"layers_{index}", overwrite=True)
+        self.after_build()
 
 
 def automatic_name(layer: keras.layers.Layer) -> str:
     """Return the name that Keras gives to layers of its class, before it numbers them."""
     return naming.to_snake_case(type(layer).__name__)
-
-
-def calls(layer: Any) -> list[tuple[Any, set[int], set[int]]] | None:
-    """Return the calls of a functional or sequential model: layer, ids of inputs, ids of outputs.
-
-    They are in order, inputs of the model first, which read nothing. None for any other layer.
-    """
-    if isinstance(layer, (keras.Sequential, keras.layers.Pipeline)):
-        line = enumerate([None, *layer.layers])
-        return [(one, {index - 1} if index else set(), {index}) for index, one in line]
-    return nodes(layer) and [
-        (node.operation, set(map(id, node.input_tensors)), set(map(id, node.outputs)))
-        for node in nodes(layer)
-    ]
 
 
 def nodes(model: Any) -> list[Any] | None:

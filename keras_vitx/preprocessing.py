@@ -5,13 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-import numpy as np
-
 from keras_vitx.checks import PositiveFloat, check_argument, from_fields
-
-KEEP_RANGE = {"Identity", "Cast", "Resizing", "CenterCrop", "RandAugment", "AugMix", "Dropout"}
-KEEP_RANGE |= {"GaussianNoise"}
-"""Layers of Keras that, like all named `Random...`, keep the range of pixels outside training."""
 
 Interpolation = Literal["bicubic", "bilinear", "lanczos", "box", "hamming", "nearest"]
 
@@ -163,7 +157,6 @@ class ModelInput:
     def of(cls, model: Any, any_size: bool = False) -> "ModelInput":
         """Read what a model, or any object of `input_shape` and `preprocessing`, takes.
 
-        Without `preprocessing`, the layers that the model begins with state it: see `taken_by`.
         With `any_size`, height and width may be None. Raises a ValueError if sizes or preprocessing
         are unknown, or the numbers of channels differ.
         """
@@ -177,13 +170,13 @@ class ModelInput:
                 f"{shape}."
             )
         stated = getattr(model, "preprocessing", None)
-        preprocessing = taken_by(model) if stated is None else Preprocessing.of(stated)
-        normalizes = any(hasattr(each, "takes_pixels") for each in getattr(model, "layers", ()))
-        if normalizes and not preprocessing.takes_pixels:
+        if stated is None:
             raise ValueError(
-                "`model.preprocessing` must be None or `Preprocessing.pixels()` for a model with "
-                f"`ImagePreprocessing` inside. Received: {preprocessing}."
+                "`model.preprocessing` must be set: `keras_vitx.Preprocessing(mean, std)`, "
+                f"`keras_vitx.Preprocessing.pixels({shape[-1]})` for pixels in 0..255, or that of "
+                "the model that it was made from. Received: a model without."
             )
+        preprocessing = Preprocessing.of(stated)
         if len(preprocessing.mean) != shape[-1]:
             raise ValueError(
                 f"`model` must have a mean and a std for each of {shape[-1]} channels. Received: "
@@ -200,66 +193,3 @@ class ModelInput:
     def channels(self) -> int:
         """Number of channels."""
         return self.input_shape[-1]
-
-
-def taken_by(model: Any) -> Preprocessing:
-    """Return what a Keras model without `preprocessing` takes: what its first layers take.
-
-    A model of keras_vitx inside it, and a layer with which one begins, take what that model takes;
-    `ImagePreprocessing`, a `Rescaling` or `Normalization` of 0..255, and an input of uint8, pixels.
-    Augmentation, resizing and dropout in front change nothing. What else begins isn't known.
-
-    Raises:
-        ValueError: if it isn't known, or several layers read the images and take others.
-    """
-    channels = model.input_shape[-1]
-    if any(tensor.dtype == "uint8" for tensor in getattr(model, "inputs", ())):
-        return Preprocessing.pixels(channels)
-    readers = list(_readers(model, channels))
-    if len(stated := {each for _, each in readers}) == 1 and None not in stated:
-        return stated.pop()
-    known = ", ".join(f"{name!r} ({each or 'not known'})" for name, each in readers)
-    raise ValueError(
-        "`model` must state which images it takes: `model.preprocessing = keras_vitx.Preprocessing("
-        f"mean, std)`, `keras_vitx.Preprocessing.pixels({channels})` for pixels in 0..255, or that "
-        "of the model that it was made from. Received: a model that has no `preprocessing`, and "
-        f"whose images go into {known or 'no layer that is known'}."
-    )
-
-
-def _readers(model, channels):
-    """Yield the name of each layer that reads a model's images, and what it takes, or None."""
-    from keras_vitx.keras_internals import calls
-
-    reached = set()
-    for layer, inputs, outputs in calls(model) or ():
-        if inputs and reached.isdisjoint(inputs):
-            continue
-        stated, found, name = getattr(layer, "preprocessing", None), [], type(layer).__name__
-        is_keras = type(layer).__module__.startswith("keras.")
-        if stated is not None:
-            found = [(layer.name, Preprocessing.of(stated))]
-        elif _scales_pixels(layer):
-            found = [(layer.name, Preprocessing.pixels(channels))]
-        elif calls(layer) is not None:
-            found = list(_readers(layer, channels))
-        elif inputs and not (is_keras and (name in KEEP_RANGE or name.startswith("Random"))):
-            found = [(layer.name, None)]
-        yield from found
-        if not found:
-            reached |= outputs
-
-
-def _scales_pixels(layer):
-    """Return whether a layer of Keras maps 0..255 to a few units, as networks take them."""
-    from keras import layers, ops
-
-    if isinstance(layer, layers.Rescaling):
-        scale = layer.scale
-    elif isinstance(layer, layers.Normalization) and getattr(layer, "variance", None) is not None:
-        scale = np.sqrt(ops.convert_to_numpy(layer.variance))
-        scale = scale if layer.invert else 1 / scale
-    else:
-        return False
-    reach = 255 * np.abs(scale)
-    return bool(reach.min() >= 0.5 and reach.max() <= 32)

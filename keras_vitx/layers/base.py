@@ -2,16 +2,15 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
 import numpy as np
 
-from keras_vitx.keras_internals import children, sublayers, track
+from keras_vitx.keras_internals import AfterBuild, children, sublayers
 from keras_vitx.layers import ops
 from keras_vitx.layers.initializers import initializers
-from keras_vitx.preprocessing import Preprocessing
 
 
 def register(cls: type) -> type:
@@ -64,76 +63,33 @@ def at_least_float32(dtype: Any = None) -> str:
     return "float64" if is_double else "float32"
 
 
-class LayerType(type):
-    """The type of the classes of layers: their arguments are Python's numbers, not NumPy's."""
-
-    def __call__(cls, *args, **kwargs):
-        return super().__call__(*to_python(args), **to_python(kwargs))
-
-    @property
-    def __signature__(cls) -> inspect.Signature:
-        # Otherwise `help` and editors show that of `__call__`.
-        _, *parameters = inspect.signature(cls.__init__).parameters.values()
-        return inspect.Signature(parameters)
-
-
-class Layer(keras.layers.Layer, metaclass=LayerType):
+class Layer(AfterBuild, keras.layers.Layer):
     """A Keras layer whose config is derived from the signature of `__init__`.
 
     Every argument of `__init__`, and of the parents' where `**kwargs` passes them on, must be
     stored as an attribute of the same name. Nothing else is needed to save and load it, or layers
-    inside it.
+    inside it. What is frozen inside it stays frozen in a copy.
 
     Attributes:
         initialization: Name of the initializers of child `Dense` layers (`layers.initializers`).
         varying: Names of numeric arguments that may differ between blocks of one loop over depth.
-        adapted: Arguments of Keras's layers inside that changed after they were made (a `rate`,
-            `quantize`, `enable_lora`), by name and nested like the children.
-        made: Pairs of their names and the arguments with which they were made, without those.
-        preprocessing: What the images that it takes are, in the first layer of a model.
-        frozen: What `frozen_layers` recorded of the layer that this one was made from.
-        told_grid: What `tell_grid` told the layers inside: rows, columns and prefix tokens.
+        frozen: The result of `frozen_layers` for the layer that this one is a copy of.
+        told_grid: Rows, columns and prefix tokens that `tell_grid` told the layers inside.
     """
 
     initialization = "normal"
     varying: tuple[str, ...] = ()
-    adapted: dict[str, dict[str, Any]] = {}
-    made: tuple[tuple[str, dict[str, Any]], ...] = ()
-    preprocessing: Preprocessing | None = None
     frozen: dict[str, bool] = {}
     told_grid: tuple[int, ...] = ()
 
-    def __init_subclass__(cls, **kwargs):
-        super().__init_subclass__(**kwargs)
-        if "build" in vars(cls):
-            cls.build = _freezing(cls.build)
-
     def get_config(self) -> dict[str, Any]:
         """Return the config from which `from_config` makes an equal, unbuilt layer."""
-        given = {name: getattr(self, name) for name in arguments(type(self))}
-        config = super().get_config() | {name: serialize(value) for name, value in given.items()}
-        if frozen := frozen_layers(self) if self.built else self.frozen:
-            config["frozen"] = frozen
-        if self.preprocessing is not None:
-            config["preprocessing"] = self.preprocessing.to_dict()
-        if self.told_grid:
-            config["told_grid"] = list(self.told_grid)
-        # Layers passed as arguments record their changes in their own configs.
-        passed = set(map(id, keras.tree.flatten(list(given.values()))))
-        own = (child for child in children(self) if id(child) not in passed)
-        adapted = {child.name: changes for child in own if (changes := self._changes(child))}
-        return {**config, "adapted": adapted} if adapted else config
-
-    def _changes(self, child: keras.layers.Layer) -> dict[str, Any]:
-        """Return the arguments that redo later changes; for a layer of ours, by child."""
-        if isinstance(child, Layer):
-            return child.get_config().get("adapted", {})
-        before = dict(self.made).get(child.name, _arguments_of(child))
-        return {
-            name: value
-            for name, value in _arguments_of(child).items()
-            if name not in before or before[name] != value
+        given = {name: serialize(getattr(self, name)) for name in arguments(type(self))}
+        optional = {
+            "frozen": frozen_layers(self) if self.built else self.frozen,
+            "told_grid": list(self.told_grid),
         }
+        return super().get_config() | given | {name: x for name, x in optional.items() if x}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "Layer":
@@ -141,19 +97,20 @@ class Layer(keras.layers.Layer, metaclass=LayerType):
         given = {
             name: keras.saving.deserialize_keras_object(value) for name, value in config.items()
         }
-        adapted, frozen = given.pop("adapted", {}), given.pop("frozen", {})
-        preprocessing, told_grid = given.pop("preprocessing", None), given.pop("told_grid", ())
+        frozen, told_grid = given.pop("frozen", {}), given.pop("told_grid", ())
         layer = cls(**given)
+        layer.frozen = frozen
         if told_grid:
             tell_grid(layer, *told_grid)
-        if preprocessing is not None:
-            layer.preprocessing = Preprocessing.of(preprocessing)
-        layer.frozen = frozen
-        layer.adapted = adapted
-        for child in children(layer):
-            if isinstance(child, Layer) and child.name in adapted:
-                child.adapted = adapted[child.name]
         return layer
+
+    def after_build(self) -> None:
+        # Keras freezes what a layer has when it is frozen, not what it builds later: in a model,
+        # even its own MultiHeadAttention(trainable=False) is trained.
+        freeze_layers(self, self.trainable, self.frozen)
+
+    def set_grid(self, grid: tuple[int, int], num_prefix_tokens: int) -> None:
+        """Learn, before `build`, rows and columns of the patches, and the tokens before them."""
 
     def run(
         self, layer: keras.layers.Layer, x: Any, training: bool | None = None, **arguments: Any
@@ -182,7 +139,6 @@ class Layer(keras.layers.Layer, metaclass=LayerType):
             # A child without a dtype policy would have the global one when a model is loaded.
             "dtype": self.dtype_policy,
             **arguments,
-            **self.adapted.get(name, {}),
         }
         layer = keras.layers.Dense(units, use_bias=use_bias, name=name, **arguments)
         layer.build(input_shape)
@@ -190,9 +146,9 @@ class Layer(keras.layers.Layer, metaclass=LayerType):
 
 
 def tell_grid(layer: keras.layers.Layer, rows: int, columns: int, num_prefix_tokens: int) -> None:
-    """Call `set_grid` of every layer in `layer` that has it, which its config then tells, too."""
+    """Call `set_grid` of every layer in `layer` that defines it, which its config then tells."""
     for one in sublayers(layer):
-        if hasattr(one, "set_grid"):
+        if isinstance(one, Layer) and type(one).set_grid is not Layer.set_grid:
             one.set_grid((rows, columns), num_prefix_tokens)
             layer.told_grid = (rows, columns, num_prefix_tokens)
 
@@ -236,37 +192,6 @@ def _inner_layers(layer: keras.layers.Layer) -> dict[str, tuple[keras.layers.Lay
                 inner[path] = child, owner.trainable
                 outer.append((f"{path}/", child))
     return inner
-
-
-def _arguments_of(layer: keras.layers.Layer) -> dict[str, Any]:
-    """Return the arguments of a layer of Keras that count once it is built; dtype if quantized."""
-    if isinstance(layer, keras.Model) or not type(layer).__module__.startswith("keras."):
-        return {}
-    names = {*arguments(type(layer)), *(["dtype"] if layer.quantization_mode else [])}
-    names -= {name for name in names if name.endswith("_initializer")}
-    return {name: value for name, value in layer.get_config().items() if name in names}
-
-
-def _freezing(build: Callable[..., None]) -> Callable[..., None]:
-    """Let `build` change and freeze the layers that it makes as they were when it was saved."""
-
-    @functools.wraps(build)
-    def build_and_freeze(self, *args, **kwargs):
-        build(self, *args, **kwargs)
-        track(self)
-        made = []
-        for child in children(self):
-            changes = self.adapted.get(child.name, {})
-            if changes and not isinstance(child, (Layer, keras.layers.Dense)):
-                twin = type(child).from_config({**child.get_config(), **changes})
-                for name in changes:
-                    setattr(child, name, getattr(twin, name))
-            given = _arguments_of(child).items()
-            made.append((child.name, {name: value for name, value in given if name not in changes}))
-        self.made = tuple(made)
-        freeze_layers(self, self.trainable, self.frozen)
-
-    return build_and_freeze
 
 
 def check_layers(argument: str, layers: Any) -> list[keras.layers.Layer]:

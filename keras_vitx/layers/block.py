@@ -45,7 +45,6 @@ class Block(Layer):
             call, if an attention that takes no `attention_mask` is given one.
     """
 
-    varying = ("drop_path",)
     # Of blocks that share their maps, such as `SharedMapsBlock`.
     receives_maps = emits_maps = False
     similarity = 0.0
@@ -73,7 +72,6 @@ class Block(Layer):
         self.layer_scale = layer_scale
         self.scalar_scale = scalar_scale
         self.residual_scale = residual_scale
-        self.drop_path = drop_path
         self.epsilon = epsilon
         self.residual_dtype = residual_dtype
         # The checkpoints' names, whatever the layers were named.
@@ -91,11 +89,14 @@ class Block(Layer):
             self.ls1 = LayerScale(layer_scale, scalar_scale, dtype=dtype, name="ls1")
             self.ls2 = LayerScale(layer_scale, scalar_scale, dtype=dtype, name="ls2")
 
-    def set_drop_path(self, rate: float) -> None:
-        """Change the rate of stochastic depth, at any time; see `DropPath.set_rate`."""
-        self.drop_path1.set_rate(rate)
-        self.drop_path2.set_rate(rate)
-        self.drop_path = rate
+    @property
+    def drop_path(self) -> float:
+        """The rate of stochastic depth, which may be set at any time; see `DropPath.rate`."""
+        return self.drop_path1.rate
+
+    @drop_path.setter
+    def drop_path(self, rate: float) -> None:
+        self.drop_path1.rate = self.drop_path2.rate = rate
 
     @property
     def has_maps(self) -> bool:

@@ -63,14 +63,11 @@ class ImagePreprocessing(Layer):
         preprocessing: That of its images, `Preprocessing.pixels`, with the crop that is still to be
             made of a photograph. If a normalization is assigned, the layer takes over its `mean`
             and `std`.
-        takes_pixels: Marks a layer of pixels in 0..255, with which `export.verify` then feeds it.
 
     Raises:
         ValueError: if an argument is out of range, or the number of channels of the images is not
             that of `mean`.
     """
-
-    takes_pixels = True
 
     def __init__(
         self,

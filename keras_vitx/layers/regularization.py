@@ -54,20 +54,25 @@ class DropPath(Layer):
             Keras's `Dropout` does; with one, every draw waits for the device.
     """
 
-    varying = ("rate",)
+    varying = ("_rate",)
 
     def __init__(self, rate: float = 0.0, seed: int | None = None, **kwargs):
         super().__init__(**kwargs)
-        check_rate(rate)
-        self.rate = rate
+        if not 0 <= rate < 1:
+            raise ValueError(f"`rate` must be in [0, 1). Received: rate={rate}.")
+        self._rate = rate
         self.seed = seed
         self.seed_generator = keras.random.SeedGenerator(seed) if rate else None
 
-    def set_rate(self, rate: float) -> None:
-        """Change the rate, at any time. A compiled training step keeps the old one."""
-        check_rate(rate)
-        self.rate = rate
-        # As if built with that rate, so that saved files and the loop over depth agree.
+    @property
+    def rate(self) -> float:
+        """The rate, which may be set at any time. A compiled training step keeps the old one."""
+        return self._rate
+
+    @rate.setter
+    def rate(self, rate: float) -> None:
+        self._rate = rate
+        # As if made with that rate, so that saved files and the loop over depth agree.
         if bool(rate) != (self.seed_generator is not None):
             new = keras.random.SeedGenerator(self.seed) if rate else None
             replace_seed_generator(self, "seed_generator", new)
@@ -75,11 +80,4 @@ class DropPath(Layer):
     def call(self, x, training=False):
         if not training or self.seed_generator is None:
             return x
-        keep = 1 - self.rate
-        return x * ops.drop_path_mask(x, keep, self.seed_generator, self.seed)
-
-
-def check_rate(rate: float) -> None:
-    """Check a rate of stochastic depth."""
-    if not 0 <= rate < 1:
-        raise ValueError(f"`rate` must be in [0, 1). Received: rate={rate}.")
+        return x * ops.drop_path_mask(x, 1 - self.rate, self.seed_generator, self.seed)

@@ -98,9 +98,8 @@ class ImageModel(keras.Model):
     @preprocessing.setter
     def preprocessing(self, value: Preprocessing | dict[str, Any] | None):
         self._preprocessing = None if value is None else Preprocessing.of(value)
-        for first in self.operations[1:2]:
-            # A model that is cut from this one, or a clone, has only the layer.
-            first.preprocessing = self._preprocessing
+        if prepares := _prepares(self):
+            prepares.preprocessing = self._preprocessing
 
     @property
     def network_preprocessing(self) -> Preprocessing | None:
@@ -352,7 +351,7 @@ class Chain(MultiHeadTraining, ImageModel):
         blocks = [one for one in self.blocks if not isinstance(one, ClassBlock)]
         rates = np.linspace(0 if schedule == "linear" else rate, rate, len(blocks))
         for block, one in zip(blocks, rates, strict=True):
-            block.set_drop_path(float(one))
+            block.drop_path = float(one)
 
     def new_head(self, classes: int, activation: str | Callable | None = "softmax") -> "Chain":
         """Return a model of the same layers, which are shared, with a new classifier.
@@ -375,7 +374,7 @@ class Chain(MultiHeadTraining, ImageModel):
             )
         config = {**last.get_config(), "activation": activation}
         config["classes" if isinstance(last, MultiHead) else "units"] = classes
-        for trained in ("adapted", "frozen", "trainable", "lora_rank", "lora_alpha"):
+        for trained in ("frozen", "trainable", "lora_rank", "lora_alpha"):
             config.pop(trained, None)
         if getattr(last, "quantization_mode", None):  # Its kernel of integers can't be trained.
             config["dtype"] = last.dtype_policy.name.partition("_from_")[2]

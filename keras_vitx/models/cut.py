@@ -19,8 +19,7 @@ def as_chain(model: keras.Model, like: Chain | None = None) -> keras.Model:
         model: A functional model with one input that begins with a line of layers, in which
             each takes the output of the previous one.
         like: The `Chain` that it was cut from. The result takes over its family,
-            `scan` and `remat`, and, if it has the same head, its class names. The preprocessing
-            is that of the first layer, which knows it if it is the first of a `Chain`.
+            `scan` and `remat`, and, if it has the same head, its class names.
 
     Returns:
         A `Chain` if the whole model is a line of layers. If it branches or ends in
@@ -55,7 +54,7 @@ def as_chain(model: keras.Model, like: Chain | None = None) -> keras.Model:
         if is_whole and layers[-1] is like.layers[-1]:
             arguments["class_names"] = like.class_names
     name = model.name if is_whole else f"{model.name}_chain"
-    stated = getattr(model, "preprocessing", None) or getattr(layers[0], "preprocessing", None)
+    stated = getattr(model, "preprocessing", None)
     images = {"dtype": model.inputs[0].dtype, "name": model.inputs[0].name}
     arguments |= {"preprocessing": stated, "images": images}
     chain = Chain(layers, model.input_shape[1:], name=name, **arguments)

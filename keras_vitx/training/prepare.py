@@ -265,7 +265,7 @@ def rate_factors(model: keras.Model, decay: float) -> tuple[float, ...]:
     In a model without blocks, each layer with weights counts as one.
     """
     layers = [x for x in layers_of(model) if getattr(x, "trainable_variables", ())]
-    blocks = [i for i, layer in enumerate(layers) if hasattr(layer, "set_drop_path")]
+    blocks = [i for i, layer in enumerate(layers) if hasattr(layer, "drop_path")]
     blocks = blocks or range(1, len(layers))
     last_block = max(blocks, default=0)
     depths = {}
@@ -336,4 +336,4 @@ def _initialize(model):
 
 def blocks_of(model: keras.Model) -> list[keras.layers.Layer]:
     """Return the blocks of a model in order, including those of nested models."""
-    return [layer for layer in layers_of(model) if hasattr(layer, "set_drop_path")]
+    return [layer for layer in layers_of(model) if hasattr(layer, "drop_path")]

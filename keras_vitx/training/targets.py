@@ -16,7 +16,7 @@ from keras_vitx.data.augmentation.windows import Window
 from keras_vitx.data.images import normalize
 from keras_vitx.losses import PerHead, SmoothedCrossentropy, SoftDistillation
 from keras_vitx.outputs import described, outputs_of
-from keras_vitx.preprocessing import ModelInput, Preprocessing, taken_by
+from keras_vitx.preprocessing import ModelInput, Preprocessing
 from keras_vitx.training.batches import BatchTransform
 
 log = logging.getLogger(__name__)
@@ -174,14 +174,11 @@ def _preparation(inputs: ModelInput, teacher: keras.Model) -> Callable[[Any], An
             f"{inputs.size}. Received: {size}."
         )
     if preprocess is None:
-        try:
-            preprocess = taken_by(teacher)
-        except (ValueError, AttributeError) as error:  # A subclassed model has no `input_shape`.
-            raise ValueError(
-                "`teacher` must have a `preprocessing`: a `keras_vitx.Preprocessing`, or a "
-                "function of images in 0..255 such as `keras.applications.resnet.preprocess_input`."
-                " Received: None."
-            ) from error
+        raise ValueError(
+            "`teacher` must have a `preprocessing`: a `keras_vitx.Preprocessing`, or a "
+            "function of images in 0..255 such as `keras.applications.resnet.preprocess_input`."
+            " Received: None."
+        )
     if not callable(preprocess):
         preprocessing = Preprocessing.of(preprocess).for_channels(inputs.channels)
         preprocess = functools.partial(normalize, preprocessing=preprocessing)

@@ -242,7 +242,7 @@ ERRORS = {
         # Preprocessing of a model.
         "dictionary with `mean` and `std`. Received: None": lambda: Preprocessing.of(None),
         "with `mean` and `std`. Received: {'mean'": lambda: Preprocessing.of({"mean": [0.5]}),
-        "has no `preprocessing`": lambda: preprocess_input(X, PLAIN),
+        "`model.preprocessing` must be set": lambda: preprocess_input(X, PLAIN),
         "Received: (None, None, 32, 3)": lambda: ModelInput.of(stand_in((None, 32))),
         "each of 3 channels": lambda: ModelInput.of(stand_in(mean=LEVEL, std=LEVEL)),
         "at most 33,554,432 values": lambda: input_of(20_000, 20_000, 3),

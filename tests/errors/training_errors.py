@@ -95,7 +95,7 @@ ERRORS = {
         "several labels": lambda: fit((IMAGES, np.ones((48, 2)))),
         "`source` must have batches (images, labels)": lambda: fit(Unlabeled(*TRAIN)),
         "must not be an iterator... Pass a `PyD": lambda: fit(batch for batch in OWN),
-        "`model` must state...`model.preprocessing = ...'multiply": lambda: fit(TRAIN, scaled()),
+        "`model.preprocessing` must be set": lambda: fit(TRAIN, scaled()),
         "Put pooling and a `keras.layers.Dense(classes)` on top": lambda: fit(
             TRAIN, FAMILIES["ViT"](include_top=False)
         ),

@@ -27,7 +27,6 @@ from keras.src.testing import TestCase
 from plain import draws, made
 
 from keras_vitx.keras_internals import children
-from keras_vitx.layers.base import arguments
 
 every_layer = pytest.mark.parametrize("name", LAYERS)
 
@@ -48,28 +47,6 @@ def test_config(name):
     assert not twin.built and twin.get_config() == config
     twin = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(layer))
     assert type(twin) is type(layer) and twin.get_config() == config
-
-
-def in_numpy(value):
-    """Return numbers as NumPy's, and lists of numbers as arrays."""
-    if isinstance(value, (tuple, list)):
-        is_numeric = value and all(isinstance(v, (int, float)) for v in value)
-        return np.array(value) if is_numeric else value
-    return np.array(value)[()] if isinstance(value, (bool, int, float)) else value
-
-
-@pytest.mark.backend_free
-@pytest.mark.parametrize("convert", [in_numpy, lambda value: np.asarray(in_numpy(value))])
-@every_layer
-def test_numpy_numbers(name, convert):
-    case = LAYERS[name]
-    layer = case.make()
-    given = {argument: getattr(layer, argument) for argument in arguments(type(layer))}
-    numeric = {key: value for key, value in given.items() if in_numpy(value) is not value}
-    twin = type(layer)(**given | {key: convert(value) for key, value in numeric.items()})
-    twin(case.inputs(lambda shape: numbers((2, *shape))))
-    config, expected = twin.get_config(), layer.get_config()
-    assert all(config[key] == expected[key] for key in given)
 
 
 @pytest.mark.filterwarnings("ignore:.*(shuffle=True|any trainable weights)")

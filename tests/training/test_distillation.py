@@ -9,7 +9,6 @@ from training.fitting import best_of, named, run_of, softmax
 from training.teachers import IMAGES, OURS, PHOTOS, SHORT, SOFT, Given, student_of, teacher_of
 
 import keras_vitx as kv
-from keras_vitx.models import Chain
 from keras_vitx.training import Distillation, SmoothedCrossentropy
 
 SMOOTHING, TAU = 0.1, 3.0
@@ -123,13 +122,3 @@ def test_a_teacher_of_other_names(tmp_path):
     (student := student_of()).class_names = tuple("abcd")
     with pytest.raises(ValueError, match=r"or the model, in the same order, \(a, b, c, "):
         kv.fit(student, PHOTOS, teacher=teacher, **SHORT)
-
-
-@pytest.mark.backend_free
-def test_a_teacher_in_a_sequential_model_takes_what_its_layers_take():
-    inner = Chain(teacher_of().layers, (2, 4, 3), preprocessing=teachers.THEIRS)
-    outer = keras.Sequential([keras.Input((2, 4, 3)), inner])
-    found, expected = (
-        Distillation(one, "soft").batches(Given(), student_of())[0] for one in (outer, inner)
-    )
-    close(found[1]["teacher"], expected[1]["teacher"])
