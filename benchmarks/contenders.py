@@ -32,7 +32,6 @@ PLAIN = {"DeepViT_S": "deepvit_s", "RefinedViT_S": "refined_vit_s"}
 def ours(task: dict) -> Callable[[], None]:
     import keras_vitx as kv
 
-    kv.keep_memory()
     model = kv.create_model(task["model"], drop_path=0.0, remat=task["remat"])
     return keras_steps(model, task, kv.training.AdamW(1e-4))
 

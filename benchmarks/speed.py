@@ -11,8 +11,8 @@ Every contender runs in its own process, one at a time, in turns; a large matrix
 its turn as well. Each turn starts with one untimed step, because the previous contender has
 evicted the caches. Times are medians; speed-ups are medians over the turns. The share of matmul
 rate is a model's MACs per second divided by those of the matrix product. Peers run as their users
-run them and, under PyTorch, once more with the allocator settings of `keras_vitx.keep_memory`
-("kept memory"), which leaves the ratio of the algorithms. In mixed_bfloat16, they run under
+run them and, under PyTorch, once more with the allocator settings of ours ("kept memory"), which
+leaves the ratio of the algorithms. In mixed_bfloat16, they run under
 autocast and as `.bfloat16()`. Where TensorFlow runs, Keras models run once more with XLA. A peer
 that is not installed is skipped with a message.
 """
@@ -59,7 +59,7 @@ MISSING = ("ModuleNotFoundError", "InvalidCxxCompiler", "CppCompileError")
 # Models for which every peer and backend runs; slow ones are skipped for the others.
 FULL = ("CaiT_XXS24", "ViT_Ti")
 QUICK = ("CaiT_XXS24", "ViT_Ti")
-# The settings of `keras_vitx.keep_memory`, which the C library reads when a process starts.
+# Settings of docs/speed.md, which the C library reads when a process starts: ours has them.
 KEPT = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}
 # To save time, these run only if named or with `--all`.
 RARE = ("CBViT_S",)
@@ -124,7 +124,7 @@ class Contender:
             ],
             env={
                 **os.environ,
-                **(KEPT if task.get("kept") else {}),
+                **(KEPT if task.get("kept") or who == "ours" else {}),
                 "KERAS_BACKEND": backend,
                 "TF_CPP_MIN_LOG_LEVEL": "3",
             },

@@ -1,5 +1,7 @@
 """The public names of the package, all of which `import keras_vitx` re-exports."""
 
+import keras
+
 from keras_vitx import (
     analysis,
     data,
@@ -10,7 +12,6 @@ from keras_vitx import (
     training,
     weights,
 )
-from keras_vitx.backend import keep_memory
 from keras_vitx.data import decode_predictions
 from keras_vitx.export.export import export
 from keras_vitx.export.predictor import predictor
@@ -29,9 +30,9 @@ def preprocess_input(images, model):
     the crop ratio, cropped at the center and normalized: (x / 255 - mean) / std. With a crop ratio
     of 1, images of the model's own size are only normalized.
 
-    Tensors of TensorFlow, PyTorch and JAX, also in their graphs, are transformed by operations of
-    their library, whatever the backend: `dataset.map(lambda x, y: (kv.preprocess_input(x, model),
-    y))` works for Keras's image datasets.
+    Tensors of the backend, also in its graphs, stay tensors: under TensorFlow, `dataset.map(lambda
+    x, y: (kv.preprocess_input(x, model), y))` works for Keras's image datasets. Elsewhere, tensors
+    are arrays.
 
     Args:
         images: One image or a list of them: a path, the content of a file (bytes), an open file or
@@ -43,8 +44,8 @@ def preprocess_input(images, model):
             (see `list_models`) or of a checkpoint.
 
     Returns:
-        float32 (n, height, width, channels), the input of the model; of a tensor, a tensor of its
-        library, rank and device.
+        float32 (n, height, width, channels), the input of the model; of a tensor, a tensor of
+        its rank.
 
     Raises:
         ValueError: if the name is unknown, the model has no `preprocessing`, or an array has
@@ -52,7 +53,6 @@ def preprocess_input(images, model):
         OSError: if a file can't be decoded, or has more than twice
             `PIL.Image.MAX_IMAGE_PIXELS` pixels; the message names it.
     """
-    of_tensors = layers.preprocessing
-    is_tensor = of_tensors.operations_of(images) is not None
-    preprocess = of_tensors.preprocess_tensor if is_tensor else data.preprocess_input
+    is_tensor = keras.ops.is_tensor(images) or isinstance(images, keras.KerasTensor)
+    preprocess = layers.preprocessing.preprocess_tensor if is_tensor else data.preprocess_input
     return preprocess(images, models.model_input(model))

@@ -1,13 +1,11 @@
 """Choice of the Keras backend, and process-wide settings. Imported before Keras."""
 
 import contextlib
-import ctypes
 import functools
 import importlib.util
 import json
 import logging
 import os
-import platform
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -30,12 +28,8 @@ WRITTEN_BY_KERAS = {
     "image_data_format": "channels_last",
 }
 
-# From glibc's malloc.h.
-M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 WORKER = "KERAS_VITX_WORKER"
 """Set in the environment of processes that make batches, which need no Keras."""
-# Device files of the drivers of NVIDIA, AMD and Google.
-ACCELERATORS = ("nvidiactl", "kfd", "accel0")
 
 
 def choose(requested: str | None = None) -> None:
@@ -199,33 +193,6 @@ def checked_dataset(dataset: Any, check: Callable[[Any], None]) -> Any:
         return images, {**labels, "head": head} if isinstance(labels, dict) else head, *weights
 
     return dataset.map(step)
-
-
-def keep_memory() -> bool:
-    """Let the C library keep freed memory for the next allocation.
-
-    By default, glibc returns blocks as large as attention maps to the system, which clears
-    every page when the memory is allocated again (see `docs/speed.md` for the cost). The
-    setting applies to the whole process, which may then hold as much as at its peak. The
-    commands `train`, `predict` and `evaluate` make it; `fit` and the import of the package do not.
-    It is not made if `KERAS_VITX_KEEP_MEMORY=0` or if the user configures glibc, e.g. by
-    `MALLOC_TRIM_THRESHOLD_`.
-
-    Returns:
-        Whether the setting was made: only with glibc, and without a GPU or TPU.
-    """
-    variables = ["MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_MMAP_MAX_"]
-    settings = (*variables, "GLIBC_TUNABLES", "LD_PRELOAD")
-    off = os.environ.get("KERAS_VITX_KEEP_MEMORY") == "0" or any(map(os.environ.get, settings))
-    # Looked up in /dev, because querying a backend might initialize its devices too early.
-    has_accelerator = any(Path("/dev", device).exists() for device in ACCELERATORS)
-    if off or has_accelerator or platform.libc_ver()[0] != "glibc":
-        return False
-    library = ctypes.CDLL(None)
-    # A block from `mmap` is always returned. The threshold for its use is at most 32 MiB, less
-    # than the maps of a batch; so it is not used.
-    kept = library.mallopt(M_MMAP_MAX, 0)
-    return bool(kept and library.mallopt(M_TRIM_THRESHOLD, 1 << 30))
 
 
 def _in_keras_file() -> str | None:

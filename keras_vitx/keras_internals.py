@@ -6,14 +6,12 @@ test per name, so that an incompatible Keras release fails there first.
 
 import contextlib
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import keras
 from keras.src.backend import AutocastScope
 from keras.src.backend.common import global_state
 from keras.src.utils import naming
-from keras.src.utils.backend_utils import DynamicBackend
 
 if keras.backend.backend() == "torch":
     import torch
@@ -182,32 +180,6 @@ class RatePerVariable(GlobalClipping):
                 with torch.no_grad():
                     torch._foreach_mul_(decayed, 1 - rate * max(decays))
             super()._backend_update_step(gradients, variables, rate)
-
-
-def library_of(x: Any) -> str | None:
-    """Return the backend whose tensor, or symbol in a graph, `x` is; None if it is none."""
-    if isinstance(x, keras.KerasTensor):
-        return keras.backend.backend()
-    parents = type(x).__mro__ if hasattr(x, "shape") else ()
-    packages = {one.__module__.partition(".")[0].removesuffix("lib") for one in parents}
-    return next((one for one in ("torch", "tensorflow", "jax") if one in packages), None)
-
-
-def operations_of(x: Any) -> Any:
-    """Return `keras.ops`, or the same of the library of a tensor `x`; None if it is none."""
-    if (name := library_of(x)) in (None, keras.backend.backend()):
-        return name and keras.ops
-    library = DynamicBackend(name)
-    names = ("cast", "shape", "convert_to_tensor", "convert_to_numpy", "is_tensor")
-    own = {each: getattr(library.core, each) for each in names}
-    return SimpleNamespace(**(vars(library.numpy) | own))
-
-
-def on_device_of(x: Any) -> contextlib.AbstractContextManager:
-    """Return a context in which Keras works on the device of a tensor of PyTorch."""
-    is_torch = library_of(x) == "torch"
-    scope = DynamicBackend("torch").device_scope if is_torch else contextlib.nullcontext
-    return scope(str(getattr(x, "device", "")))
 
 
 def functions_of_adam() -> tuple[Any, Any]:

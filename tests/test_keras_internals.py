@@ -129,17 +129,3 @@ def test_layers_are_made_without_values():
             Failing()(inputs)
     assert model.weights[0].shape == (1 << 30, 1 << 20)
     assert keras.layers.Dense(2)(np.zeros((3, 4))).shape == (3, 2), "all is as before"
-
-
-@pytest.mark.parametrize("library", ["torch", "tensorflow", "jax"])
-def test_operations_are_those_of_the_library_of_a_tensor(library):
-    make = {"torch": "tensor", "tensorflow": "constant", "jax": "asarray"}[library]
-    x = getattr(pytest.importorskip({"jax": "jax.numpy"}.get(library, library)), make)([[1, 2]])
-    xp = keras_internals.operations_of(x)
-    assert (xp is ops) == (library == BACKEND) == (keras_internals.library_of(x) == BACKEND)
-    with keras_internals.on_device_of(x):
-        y = xp.sum(xp.cast(x, "float32") / xp.convert_to_tensor([2.0]), axis=1)
-    assert type(y) is type(x) and xp.is_tensor(y) and tuple(xp.shape(y)) == (1,)
-    assert xp.convert_to_numpy(y).tolist() == [1.5]
-    for other in (np.ones(2), [x], "torch", keras.layers.Dense(2)):
-        assert keras_internals.operations_of(other) is None

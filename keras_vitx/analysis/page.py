@@ -33,8 +33,8 @@ Quantized = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 WEB = resources.files(__package__) / "web"
 SCRIPTS = ("maps.js", "picture.js", "sheet.js", "charts.js", "page.js")
-LEVELS = (256, 48)
-"""Levels per row of a map; the second if the page exceeds its limit with the first."""
+LEVELS = 48
+"""Levels per row of a map."""
 
 
 @dataclass(frozen=True)
@@ -90,8 +90,7 @@ def explore(
     The page is one file that needs no server and no network. It shows the attention of each patch
     and the class token, in every block and head, before the maps are modified (those of the
     softmax) and after (those that multiply the values), the measures of `charts` by depth, and the
-    most probable classes. Maps are stored in 256 levels per row, or in 48 if the page would exceed
-    the limit.
+    most probable classes. Maps are stored in 48 levels per row.
 
     Args:
         model: A model of this package, a `Chain`.
@@ -151,7 +150,7 @@ def explore(
                     "stages": {stage: one.shape for stage, one in stages.items()},
                 }
                 for stage, array in stages.items():
-                    maps[f"{number}/{block.index}/{stage}"] = quantize(array, LEVELS[0])
+                    maps[f"{number}/{block.index}/{stage}"] = quantize(array, LEVELS)
                 # Raise before all images have run: attention never compresses to a sixth.
                 if sum(levels.size for *_, levels in maps.values()) > 8 * limit:
                     raise ValueError(_too_large(limit))
@@ -180,16 +179,14 @@ def explore(
         "images": image_entries,
         "charts": [vars(chart) for chart in charts],
         "heads": heads,
+        "levels": LEVELS,
     }
-    for levels in LEVELS:
-        if levels != LEVELS[0]:
-            maps = {name: quantize(weights(each), levels, each[2]) for name, each in maps.items()}
-        page = _page(metadata | {"levels": levels}, maps)
-        if len(page) <= limit:
-            with atomic_write(path) as temporary:
-                temporary.write_bytes(page)
-            return Path(path).expanduser()
-    raise ValueError(_too_large(limit, len(page)))
+    page = _page(metadata, maps)
+    if len(page) > limit:
+        raise ValueError(_too_large(limit, len(page)))
+    with atomic_write(path) as temporary:
+        temporary.write_bytes(page)
+    return Path(path).expanduser()
 
 
 def _where_defined(measure: Measure) -> Measure:
@@ -268,9 +265,9 @@ def _select_heads(maps, heads, block):
     return maps[heads]
 
 
-def quantize(maps: np.ndarray, count: int, sums: np.ndarray | None = None) -> Quantized:
+def quantize(maps: np.ndarray, count: int) -> Quantized:
     """Return the minimum, the step between levels and the sum of each row, and uint8 levels."""
-    sums = maps.sum(-1, dtype="float64") if sums is None else sums
+    sums = maps.sum(-1, dtype="float64")
     low, high = maps.min(-1), maps.max(-1)
     step = (high - low) / (count - 1)
     levels = (maps - low[..., None]) / np.where(step > 0, step, 1)[..., None]

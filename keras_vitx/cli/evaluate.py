@@ -80,7 +80,6 @@ def main(
     for path in filter(None, (confusion, per_class, per_image, wrong)):
         check_writable(path)
     perturbations = _perturbations(perturb or (), PERTURBATIONS)
-    kv.keep_memory()
     network = open_model(model, weights, trained=True)
     for kind, strengths in perturbations.items():
         for strength in strengths:  # Raises for an invalid one, before long work.

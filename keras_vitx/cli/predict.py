@@ -67,7 +67,6 @@ def main(
         csv = output.suffix.lower() == ".csv"
         check_new(output, overwrite)
     files = image_files_of(images)
-    kv.keep_memory()
     is_file = weights is None and is_exported(model)
     network = model if is_file else open_model(model, weights, trained=True)
     classifier = kv.predictor(network, batch_sizes=(batch_size,), trust=trust)

@@ -139,7 +139,6 @@ def main(
 def _train(options: SimpleNamespace) -> None:
     import keras
 
-    kv.keep_memory()
     use_devices(options.devices)
     chief = kv.training.is_chief()
     if chief and options.resume is None:

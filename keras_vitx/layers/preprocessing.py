@@ -10,7 +10,6 @@ import numpy as np
 from keras import ops
 
 from keras_vitx.checks import check_argument
-from keras_vitx.keras_internals import on_device_of, operations_of
 from keras_vitx.layers.base import Layer, register
 from keras_vitx.preprocessing import ModelInput, Preprocessing, check_levels, scaled_size
 
@@ -49,8 +48,7 @@ class ImagePreprocessing(Layer):
     Input: uint8 or floats in 0..255, `(batch, height, width, channels)`. Output: float32
     `(batch, *size, channels)`, whatever the precision. For images of unknown height and width, a
     graph of TensorFlow or PyTorch computes the matrices at run time; in a graph traced by JAX,
-    images must have the size given to `build`. As Keras's own, it also works in `tf.data` under the
-    other backends: a tensor of another library stays one of it.
+    images must have the size given to `build`.
 
     Args:
         size: `(height, width)` of the output, in pixels.
@@ -141,42 +139,37 @@ class ImagePreprocessing(Layer):
     def compute_output_shape(self, input_shape):
         return (input_shape[0], *self.size, input_shape[-1])
 
-    def __call__(self, images, *args, **kwargs):
-        xp = operations_of(images)
-        is_own = xp in (None, ops)
-        return super().__call__(images, *args, **kwargs) if is_own else self.call(images, xp)
-
-    def call(self, images, xp=ops):
-        sides = xp.shape(images)[1:3]
+    def call(self, images):
+        sides = ops.shape(images)[1:3]
         is_known = self.image_size == self.size or all(isinstance(side, int) for side in sides)
         if self.crop_ratio == 1 and is_known and _are_equal(sides, self.size):
-            return self._normalized(xp.cast(images, "float32"), xp)
-        rows, columns = self._matrices_for(xp, *sides)
+            return self._normalized(ops.cast(images, "float32"))
+        rows, columns = self._matrices_for(*sides)
         for axis, (first, matrix) in ((1, rows), (2, columns)):
             if first is not None:
                 before = (slice(None),) * axis
-                images = images[(*before, slice(first, first + xp.shape(matrix)[2]))]
-        rows, columns = (xp.cast(matrix, "float32") for _, matrix in (rows, columns))
-        x = xp.cast(images, "float32")
+                images = images[(*before, slice(first, first + ops.shape(matrix)[2]))]
+        rows, columns = (ops.cast(matrix, "float32") for _, matrix in (rows, columns))
+        x = ops.cast(images, "float32")
         if "float" in keras.backend.standardize_dtype(images.dtype):
-            x = xp.clip(xp.round(x), 0, 255)
-        x = _to_levels(xp, xp.einsum("bhwc,kvw->kbhvc", x, columns))
-        x = _to_levels(xp, xp.einsum("bhvc,kuh->kbuvc", x, rows))
-        return self._normalized(x, xp)
+            x = ops.clip(ops.round(x), 0, 255)
+        x = _to_levels(ops.einsum("bhwc,kvw->kbhvc", x, columns))
+        x = _to_levels(ops.einsum("bhvc,kuh->kbuvc", x, rows))
+        return self._normalized(x)
 
-    def _normalized(self, x, xp):
-        mean, std = (xp.convert_to_tensor(each, "float32") for each in (self.mean, self.std))
+    def _normalized(self, x):
+        mean, std = (ops.convert_to_tensor(each, "float32") for each in (self.mean, self.std))
         return (x / 255.0 - mean) / std
 
-    def _matrices_for(self, xp, *sides):
+    def _matrices_for(self, *sides):
         """Return `_matrices` for images of these sides, which a traced graph may not know."""
         if all(isinstance(side, int) for side in sides) and sides != self.image_size:
             return self._matrices(np, *sides)
         if None not in self.image_size and _are_equal(sides, self.image_size):
             return self.constants
         # Unknown sides are tensors under TensorFlow, symbols under PyTorch.
-        if any(xp.is_tensor(side) or type(side).__name__ == "SymInt" for side in sides):
-            return self._matrices(xp, *sides)
+        if any(ops.is_tensor(side) or type(side).__name__ == "SymInt" for side in sides):
+            return self._matrices(ops, *sides)
         raise ValueError(
             "In a traced graph of unknown sizes, images must have the height and width with which "
             f"the layer was built. Received: {sides}; built with {self.image_size}."
@@ -230,19 +223,19 @@ def _weights(xp, side, pixels, count, scaled, target, kernel):
     return first, xp.stack([coarse, weights - coarse * 2.0**HALF_BITS])
 
 
-def _to_levels(xp, sums):
+def _to_levels(sums):
     """Add coarse and fine sums of weighted pixels and round to 0..255, halves up."""
     coarse, fine, half = sums[0], sums[1], 2.0**HALF_BITS
-    whole = xp.floor(coarse / half)
+    whole = ops.floor(coarse / half)
     rest = (coarse - whole * half) * half + fine
-    return xp.clip(whole + xp.floor(rest / half**2 + 0.5), 0, 255)
+    return ops.clip(whole + ops.floor(rest / half**2 + 0.5), 0, 255)
 
 
 def preprocess_tensor(images: Any, model: Any) -> Any:
-    """Return the result of `keras_vitx.preprocess_input` for a tensor, also one in a graph."""
+    """Return the result of `keras_vitx.preprocess_input` for a tensor of the backend."""
     is_symbol = isinstance(images, keras.KerasTensor)
     layer = ImagePreprocessing.of(model, name=None if is_symbol else "preprocessing")
-    xp, shape, channels = operations_of(images), tuple(images.shape), len(layer.mean)
+    shape, channels = tuple(images.shape), len(layer.mean)
     if len(shape) not in (3, 4) or 0 in shape or shape[-1] not in (1, channels):
         raise ValueError(
             "`images` must be a tensor (height, width, channels) or (n, height, width, channels), "
@@ -250,9 +243,8 @@ def preprocess_tensor(images: Any, model: Any) -> Any:
         )
     if is_symbol:
         return layer(images)
-    with on_device_of(images):
-        x, dtype = xp.cast(images, "float32"), keras.backend.standardize_dtype(images.dtype)
-        with contextlib.suppress(TypeError, RuntimeError):  # In a graph, tensors have no values.
-            check_levels(dtype, *map(xp.convert_to_numpy, (xp.min(x), xp.max(x))))
-        x = x if "int" in dtype else x * xp.where(xp.max(x) <= 1, 255.0, 1.0)
-        return layer.call(x, xp) if len(shape) == 4 else layer.call(x[None], xp)[0]
+    x, dtype = ops.cast(images, "float32"), keras.backend.standardize_dtype(images.dtype)
+    with contextlib.suppress(TypeError, RuntimeError):  # In a graph, tensors have no values.
+        check_levels(dtype, *map(ops.convert_to_numpy, (ops.min(x), ops.max(x))))
+    x = x if "int" in dtype else x * ops.where(ops.max(x) <= 1, 255.0, 1.0)
+    return layer.call(x) if len(shape) == 4 else layer.call(x[None])[0]

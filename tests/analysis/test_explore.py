@@ -53,7 +53,7 @@ def test_maps_and_measures_are_those_of_the_model(family, tmp_path):
             assert set(metadata["blocks"][block.index]["stages"]) == set(stages)
             for stage, expected in stages.items():
                 found = maps.pop(f"{number}/{block.index}/{stage}")
-                step = np.ptp(expected[0], axis=-1, keepdims=True) / 255
+                step = np.ptp(expected[0], axis=-1, keepdims=True) / 47
                 assert (np.abs(found - expected[0]) <= 0.5 * step + 1e-6).all()
         entropy = measure(model, pixels, ["entropy"])["entropy"]
         for block, values in zip(metadata["blocks"], image["measures"]["entropy"], strict=True):
@@ -107,11 +107,6 @@ def test_the_limit(tmp_path):
     model = FAMILIES["ViT"](input_shape=(96, 96, 3))
     picture = numbers((96, 96, 3)).clip(0, 1)
     path = tmp_path / "page.html"
-    size = explore(model, picture, path).stat().st_size
-    # Between the sizes with 256 and with 48 levels.
-    metadata, maps = read(explore(model, picture, path, limit=(size - 1) / 1e6))
-    assert metadata["levels"] == 48 and maps["0/0/after"].shape[0] == 2
-    path.unlink()
     for limit in (0.05, 0.001):
         with pytest.raises(ValueError, match=r"more than the limit of .* MB.*`blocks`.*`heads`"):
             explore(model, picture, path, limit=limit)
@@ -122,8 +117,7 @@ def test_the_limit(tmp_path):
 def test_sums_are_those_of_the_maps_that_were_not_rounded():
     maps = np.exp(np.random.default_rng(0).normal(size=(2, 3, 257)))
     maps /= maps.sum(-1, keepdims=True)
-    quantized = quantize(maps, 256)
-    quantized = quantize(weights(quantized), 48, quantized[2])
+    quantized = quantize(maps, 48)
     np.testing.assert_allclose(quantized[2], 1, rtol=1e-6)
     assert np.abs(weights(quantized).sum(-1) - 1).max() > 1e-5
 
@@ -237,5 +231,5 @@ def test_mouse_and_keys(tmp_path):
         ("after", first.maps[0, 1, 1]),
         ("row", last.maps[0, 0, 0]),
     ):
-        assert np.abs(found[name] - expected).max() <= np.ptp(expected) / 510 + 1e-5
+        assert np.abs(found[name] - expected).max() <= np.ptp(expected) / 94 + 1e-5
     assert found["sum"] == pytest.approx(first.maps[0, 1, 1].sum(), abs=1e-6)

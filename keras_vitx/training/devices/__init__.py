@@ -157,8 +157,6 @@ def check_devices(devices: Count | None, model: keras.Model) -> None:
             f"`model` must be created for the {count} devices in use, after `use_devices`. "
             f"Received: a model created for {model_devices}."
         )
-    sharded = isinstance(keras.distribution.distribution(), ShardedWeights)
-    check_limits(model, count if sharded else 1)
 
 
 def check_batch(images: int, devices: Devices) -> None:
@@ -168,55 +166,6 @@ def check_batch(images: int, devices: Devices) -> None:
             f"`batch_size` must be divisible by the number of devices that share a batch, "
             f"{devices.replicas}. Received: a batch of {images} images."
         )
-
-
-def check_limits(model: keras.Model, num_shards: int = 1) -> None:
-    """Raise a ValueError if training needs a precision or memory that a device lacks.
-
-    Weights, gradients and optimizer states are split between `num_shards` devices.
-    """
-    name, memory, lacking = device_of()
-    precision = model.compute_dtype
-    if precision in lacking:
-        possible = [f"mixed_{x}" for x in ("bfloat16", "float16") if x not in lacking]
-        raise ValueError(
-            f"`precision` must be one of {', '.join(map(repr, [*possible, 'float32']))} on {name}, "
-            f"which has no {precision}. Received: a model of precision {precision!r}."
-        )
-    if memory is None:
-        return
-    # A trainable weight, its gradient and the two moments of AdamW.
-    trainable, others = (
-        sum(variable.value.nbytes for variable in variables)
-        for variables in (model.trainable_variables, model.non_trainable_variables)
-    )
-    required = (4 * trainable + others) / num_shards
-    if required > memory:
-        raise ValueError(
-            f"`model` must fit in the {memory / 1e9:.1f} GB of {name}. Received: weights, "
-            f"gradients and optimizer states of {required / 1e9:.1f} GB per device. Under JAX, "
-            "`keras_vitx.training.use_devices(..., shard_weights=True)` splits them."
-        )
-
-
-def device_of() -> tuple[str, int | None, tuple[str, ...]]:
-    """Return the name of the device, its bytes of memory (None: unknown), and lacking dtypes."""
-    backend = keras.backend.backend()
-    if backend == "torch":
-        import torch
-
-        if torch.cuda.is_available():
-            bfloat16 = torch.cuda.is_bf16_supported(including_emulation=False)
-            lacking = () if bfloat16 else ("bfloat16",)
-            return torch.cuda.get_device_name(), torch.cuda.mem_get_info()[1], lacking
-    if backend == "jax":
-        import jax
-
-        device = jax.local_devices()[0]
-        limits: dict[str, Any] = device.memory_stats() or {}
-        lacking = ("float16",) if device.platform == "tpu" else ()
-        return device.device_kind, limits.get("bytes_limit"), lacking
-    return "the device", None, ()
 
 
 def _use_jax(devices, shard_weights):
