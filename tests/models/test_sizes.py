@@ -1,7 +1,7 @@
 """The registered sizes: exact parameter counts."""
 
 import pytest
-from models.written import COUNTS, GMACS, PATH, count, of_unallocated, stub
+from models.written import COUNTS, GMACS, PATH, count, gmacs, of_unallocated, stub
 
 import keras_vitx as kv
 
@@ -13,22 +13,22 @@ def test_parameters(name):
     assert count(name) == COUNTS[name]
 
 
-@pytest.mark.parametrize(("name", "gmacs"), GMACS.items())
-def test_macs_are_those_of_the_papers(name, gmacs):
-    assert of_unallocated(kv.count_macs, name) / 1e9 == pytest.approx(gmacs, rel=0.012)
+@pytest.mark.parametrize(("name", "stated"), GMACS.items())
+def test_macs(name, stated):
+    assert gmacs(name) == stated, "run `make sizes`"
 
 
-# CaiT, Tables 3 and 6.
+# As the paper counts them: CaiT, Tables 3 and 6.
 @pytest.mark.parametrize(
-    ("name", "side", "gmacs"),
+    ("name", "side", "published"),
     [
         *(("CaiT_XXS24", 384, 9.6), ("CaiT_S24", 384, 32.2), ("CaiT_S36", 384, 48.0)),
         *(("CaiT_M36", 384, 173.3), ("CaiT_M48", 448, 329.6)),
     ],
 )
-def test_macs_at_other_sizes(name, side, gmacs):
+def test_macs_at_other_sizes(name, side, published):
     found = of_unallocated(kv.count_macs, name, input_shape=(side, side, 3)) / 1e9
-    assert found == pytest.approx(gmacs, rel=0.01)
+    assert found == pytest.approx(published, rel=0.01)
 
 
 def test_every_size_has_a_row():

@@ -1,7 +1,8 @@
 """Writes what follows from the sizes (`make sizes`).
 
 That is keras_vitx/models/sizes.pyi, by which editors and type checkers know the parameters, and
-rows of docs/sizes.md. Rows that are there stay: their counts are those of public code.
+rows and GMACs of docs/sizes.md. Numbers of parameters that are there stay: they are those of public
+code.
 """
 
 import inspect
@@ -22,7 +23,7 @@ ROWS = re.findall(ROW, TABLE.read_text(), re.MULTILINE)
 SIZES = {name: cells for name, *cells, _ in ROWS}
 """Blocks, width, heads and parameters of each size, as docs/sizes.md has them."""
 COUNTS = {name: int(cells[-1].replace(",", "")) for name, cells in SIZES.items()}
-GMACS = {name: float(gmacs) for name, *_, gmacs in ROWS if gmacs}
+GMACS = {name: gmacs for name, *_, gmacs in ROWS if gmacs}
 HEAD = """# Written by `make sizes` from the signatures at run time; a test compares them.
 # fmt: off
 # ruff: noqa: E501
@@ -120,11 +121,25 @@ def new_rows():
                     data.get("num_heads", "–"),
                 )
             ]
-            macs = of_unallocated(kv.count_macs, name) / 1e9
-            text += f"| {' | '.join([name, *cells])} | {count(name):,} | {macs:.2f} |\n"
+            text += f"| {' | '.join([name, *cells])} | {count(name):,} | {gmacs(name)} |\n"
+    return text
+
+
+def gmacs(name):
+    """Return the multiply-adds of a size, as docs/sizes.md and the README have them."""
+    return f"{of_unallocated(kv.count_macs, name) / 1e9:.2f}"
+
+
+def with_gmacs(text):
+    """Return the text of docs/sizes.md with the multiply-adds of today."""
+    for name in GMACS:
+        row = ROW.replace(r"(\w+)", f"({name})")
+        text = re.sub(
+            row, lambda m: m[0].removesuffix(m[6]) + gmacs(m[1]), text, flags=re.MULTILINE
+        )
     return text
 
 
 if __name__ == "__main__":
     PATH.write_text(stub())
-    TABLE.write_text(TABLE.read_text() + new_rows())
+    TABLE.write_text(with_gmacs(TABLE.read_text()) + new_rows())
