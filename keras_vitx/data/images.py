@@ -1,18 +1,17 @@
 """The evaluation transform: from image files and arrays to the input of a model."""
 
-import contextlib
 import io
 import math
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
+from PIL import Image
 
-from keras_vitx.checks import PositiveInt, check_argument
+from keras_vitx.data.decoding import as_mode, decode_image
 from keras_vitx.preprocessing import (
     MAX_VALUES,
     ModelInput,
@@ -24,13 +23,6 @@ from keras_vitx.preprocessing import (
 LONG = 128
 """Images longer than this many crops are cut before resizing; others match timm's exactly."""
 
-FORMATS = ("JPEG", "PNG", "GIF", "BMP", "DIB", "TIFF", "WEBP", "PPM", "TGA", "QOI", "JPEG2000")
-FORMATS += ("AVIF", "HEIF", "JXL")  # Where Pillow has them, the last two by plugins.
-"""The formats of images that are opened, by Pillow's names. For EPS, it would start a program."""
-
-SMALL, PIXELS_PER_BYTE = 25_000_000, 32
-"""Pixels that any file may decode to, and how many more for its size; a bomb claims thousands."""
-
 
 def preprocess_input(images, model) -> np.ndarray:
     """Return the result of `keras_vitx.preprocess_input`, for a model, not its name."""
@@ -41,28 +33,41 @@ def preprocess_input(images, model) -> np.ndarray:
 
 def images_of(images) -> list:
     """Return the images that `preprocess_input` takes, one or several, as a list."""
-    is_list = isinstance(images, (list, tuple))
-    if not is_list or (images and isinstance(images[0], list)):  # Of JSON: an array.
-        if not _is_encoded(images) and not isinstance(images, Image.Image):
-            images = _as_levels(np.asarray(images))
-        images = images if getattr(images, "ndim", 0) == 4 else [images]
-    if not len(images):
-        raise ValueError("`images` must be at least one image. Received: none.")
-    return list(images)
+    if isinstance(images, (tuple, list)) and not (images and isinstance(images[0], list)):
+        return list(images)
+    if not _is_encoded(images) and not isinstance(images, Image.Image):
+        images = _as_levels(np.asarray(images))  # Of JSON, too.
+        if images.ndim == 4:
+            return list(images)
+    return [images]
 
 
 def _is_encoded(image) -> bool:
-    """Return whether an image is a file: a path, the content, or an open file, also an upload."""
-    return isinstance(image, (str, os.PathLike, bytes, bytearray)) or (
-        hasattr(image, "read") and not hasattr(image, "__getitem__")
-    )
+    """Return whether an image is a file: a path, the content, or an open file."""
+    return isinstance(image, (str, os.PathLike, bytes, bytearray, io.IOBase))
+
+
+def pixels_of(image) -> np.ndarray:
+    """Convert an image of any type that `preprocess_input` accepts to uint8 (h, w, c)."""
+    if _is_encoded(image):
+        is_content = isinstance(image, (bytes, bytearray))
+        return decode_image(io.BytesIO(image) if is_content else image)
+    image = np.asarray(as_mode(image, "RGB") if isinstance(image, Image.Image) else image)
+    if image.ndim == 2:
+        image = image[..., None]
+    if image.ndim != 3:
+        raise ValueError(
+            "`images` must be arrays (height, width), (height, width, channels) or one array "
+            f"(n, height, width, channels). Received: shape {image.shape}."
+        )
+    return _as_levels(image)
 
 
 def _as_levels(images: np.ndarray) -> np.ndarray:
     """Return numbers in 0..255, or floats in 0..1 if none is above 1, as uint8."""
     if images.dtype == np.uint8 or not images.size:
         return images
-    if images.dtype.kind in "SU" or (images.dtype.kind == "O" and not images.ndim):
+    if images.dtype.kind in "SUO":
         raise ValueError(
             "`images` must be paths, contents of files, open files, PIL images or arrays, one or a "
             f"list of them. Received: {images!r:.100}."
@@ -70,6 +75,24 @@ def _as_levels(images: np.ndarray) -> np.ndarray:
     check_levels(images.dtype, images.min(), images.max())
     in_unit = images.dtype.kind == "f" and images.max() <= 1
     return np.rint(images.astype("float32") * (255 if in_unit else 1)).astype("uint8")
+
+
+def as_uint8(images, what: str) -> np.ndarray:
+    """Return an array as uint8; a ValueError unless it is uint8 or floats in 0..1."""
+    check_pixels(images, what)
+    return images if images.dtype == np.uint8 else np.rint(images * 255).astype("uint8")
+
+
+def check_pixels(images: np.ndarray, what: str) -> None:
+    """Raise a ValueError unless an array is uint8 or floats in 0..1."""
+    if images.dtype == np.uint8:
+        return
+    is_unit = images.dtype.kind == "f" and images.min() >= 0 and images.max() <= 1
+    if not is_unit:  # Also with NaN.
+        raise ValueError(
+            f"{what} must be uint8 in 0..255 or floats in 0..1, and not normalized. Received: "
+            f"{images.dtype} in {images.min():g}..{images.max():g}."
+        )
 
 
 class FileBatch(NamedTuple):
@@ -99,10 +122,8 @@ def batches_of_files(
         file, which names it.
 
     Raises:
-        ValueError: if `batch_size` is not a positive integer, or the model lacks the attributes
-            that `preprocess_input` needs.
+        ValueError: if the model lacks the attributes that `preprocess_input` needs.
     """
-    check_argument("batch_size", batch_size, PositiveInt)
     spec, paths = ModelInput.of(model, any_size=True), [Path(path) for path in paths]
     if None in spec.size:  # Each image keeps its own.
         batch_size = 1
@@ -125,139 +146,6 @@ def batches_of_files(
                 yield FileBatch([path for path in batch if path not in errors], array, errors)
 
     return batches()
-
-
-@contextlib.contextmanager
-def open_image(path: str | os.PathLike) -> Iterator[Image.Image]:
-    """Open an image file of `FORMATS`; errors, also in the `with` body, are OSErrors that name it.
-
-    Since a small file can decode to any number of pixels, no more than `SMALL` or, for larger
-    files, `PIXELS_PER_BYTE` are accepted, nor more than twice `PIL.Image.MAX_IMAGE_PIXELS`
-    (179 million unless set); any number if that is None.
-    """
-    limit = 2 * (Image.MAX_IMAGE_PIXELS or math.inf)
-    # Pillow's decoders raise many types of errors on damaged files.
-    try:
-        with contextlib.ExitStack() as stack:
-            file = path
-            if isinstance(path, (str, os.PathLike)):
-                file = os.path.expanduser(path)
-                if os.path.exists(file) and not os.path.isfile(file):
-                    raise ValueError("it is not a file")  # Opening a pipe would wait for ever.
-                file = stack.enter_context(open(file, "rb"))
-            else:
-                name = getattr(path, "name", None)
-                path = name if isinstance(name, str) else "An image that was given as bytes"
-            limit = min(limit, max(SMALL, PIXELS_PER_BYTE * file.seek(0, os.SEEK_END)))
-            Image.init()
-            formats = [name for name in FORMATS if name in Image.OPEN]
-            image = stack.enter_context(Image.open(file, formats=formats))
-            if not all(image.size):
-                raise ValueError(f"its size is {image.size} (width, height)")
-            if Image.MAX_IMAGE_PIXELS is not None and math.prod(image.size) > limit:
-                raise Image.DecompressionBombError
-            yield image
-    except Image.DecompressionBombError as error:
-        raise OSError(
-            f"{path} can't be decoded as an image: it has more than {limit:,} pixels. If you trust "
-            "it, set `PIL.Image.MAX_IMAGE_PIXELS`; None is no limit."
-        ) from error
-    except Exception as error:
-        unknown = f"it is none of {', '.join(FORMATS)}"
-        cause = unknown if isinstance(error, UnidentifiedImageError) else error
-        raise OSError(f"{path} can't be decoded as an image: {cause}") from error
-
-
-def decode_image(path: str | os.PathLike, channels: int = 3) -> np.ndarray:
-    """Decode an image file to uint8 (height, width, channels).
-
-    The EXIF orientation is applied, transparency is dropped, and the first frame of an animation is
-    returned. Unsigned 16-bit gray is scaled from 0..65535; signed, 32-bit and floating-point gray,
-    whose range is not known, from the image's own minimum and maximum.
-
-    Args:
-        path: A file in one of `FORMATS`, or an open binary file.
-        channels: 3 for RGB, 1 for gray.
-
-    Raises:
-        OSError: if the file can't be read or fully decoded, or has too many pixels for its size or
-            for `PIL.Image.MAX_IMAGE_PIXELS`; the message names it.
-        ValueError: if `channels` is neither 1 nor 3.
-    """
-    check_argument("channels", channels, Literal[1, 3])
-    pixels = np.array(read_picture(path, "RGB" if channels == 3 else "L"))
-    return pixels.reshape(*pixels.shape[:2], channels)
-
-
-def read_picture(path: str | os.PathLike, mode: str = "RGB") -> Image.Image:
-    """Return the result of `decode_image` as a Pillow image of mode "RGB" or "L"."""
-    with open_image(path) as image:
-        picture = _as_mode(image, mode)
-        picture.load()
-        return picture
-
-
-def check_image(path: str | os.PathLike) -> None:
-    """Raise an OSError if `decode_image` can't read a file, at a lower cost."""
-    with open_image(path) as image:
-        image.draft("RGB", (1, 1))  # Reads a JPEG fully, but decodes it at an eighth of its size.
-        _as_mode(image, "RGB").load()
-
-
-def _as_mode(picture: Image.Image, mode: str) -> Image.Image:
-    """Return an upright picture of mode "RGB" or "L"."""
-    is_16_bit = picture.mode.startswith("I;16") or (picture.mode, picture.format) == ("I", "PPM")
-    if picture.getexif().get(ExifTags.Base.Orientation, 1) != 1:  # Avoids a copy.
-        picture = ImageOps.exif_transpose(picture)
-    if picture.mode.startswith(("I", "F")):
-        # Pillow would clip levels above 255 instead of scaling.
-        levels = np.array(picture, "float64")
-        low, high = (0, 65536) if is_16_bit else (levels.min(), levels.max())
-        if not np.isfinite(high - low):
-            raise ValueError("its levels are not finite")
-        scale = 256 if is_16_bit else 255
-        levels -= low
-        levels *= scale / ((high - low) or 1)
-        picture = Image.fromarray(levels.astype("uint8"))
-    return picture if picture.mode == mode else picture.convert(mode)
-
-
-def pixels_of(image) -> np.ndarray:
-    """Convert an image of any type that `preprocess_input` accepts to uint8 (h, w, c)."""
-    if _is_encoded(image):
-        is_content = isinstance(image, (bytes, bytearray))
-        # An upload of FastAPI holds its open file.
-        return decode_image(io.BytesIO(image) if is_content else getattr(image, "file", image))
-    image = np.asarray(_as_mode(image, "RGB") if isinstance(image, Image.Image) else image)
-    if image.ndim == 2:
-        image = image[..., None]
-    if image.ndim != 3 or 0 in image.shape:
-        raise ValueError(
-            "`images` must be arrays (height, width), (height, width, channels) or one array "
-            f"(n, height, width, channels). Received: shape {image.shape}."
-        )
-    return _as_levels(image)
-
-
-def as_uint8(images, what: str) -> np.ndarray:
-    """Return an array as uint8; a ValueError unless it is uint8 or floats in 0..1."""
-    images = np.asarray(images)
-    check_pixels(images, what)
-    return images if images.dtype == np.uint8 else np.rint(images * 255).astype("uint8")
-
-
-def check_pixels(images: np.ndarray, what: str) -> None:
-    """Raise a ValueError unless an array is uint8 or floats in 0..1."""
-    if images.dtype == np.uint8:
-        return
-    expected = f"{what} must be uint8 in 0..255 or floats in 0..1. Received: {images.dtype}"
-    if images.dtype.kind != "f" or not images.size:
-        raise ValueError(f"{expected} of shape {images.shape}.")
-    low, high = images.min(), images.max()
-    if not (low >= 0 and high <= 1):  # Also rejects NaN.
-        hint = 'Convert floats in 0..255 with `.astype("uint8")`.'
-        hint = "Pass pixels, which are normalized for the model." if low < 0 else hint
-        raise ValueError(f"{expected} in {low:g}..{high:g}. {hint}")
 
 
 def with_channels(image: np.ndarray, channels: int) -> np.ndarray:

@@ -71,11 +71,10 @@ def import_grain() -> Any:
 class Loader:
     """The batches of a split as a Grain dataset; arguments as in `pipelines`.
 
-    With a `seed`, images are shuffled or, with `weights` (n,), drawn with replacement; batches are
-    full, and another image of a batch replaces one that can't be decoded. Without, images are in
-    order, and those are omitted or, if `weighted`, black with weight 0, as is what `pad` adds.
-    `soft` is the number of classes for soft labels. With `as_uint8`, images are not normalized. Up
-    to `budget` bytes of decoded images are cached.
+    With a `seed`, images are shuffled, batches are full, and another image of a batch replaces one
+    that can't be decoded. Without, images are in order, and those are omitted or, if `weighted`,
+    black with weight 0, as is what `pad` adds. `soft` is the number of classes for soft labels.
+    With `as_uint8`, images are not normalized. Up to `budget` bytes of decoded images are cached.
     """
 
     split: Split
@@ -86,7 +85,6 @@ class Loader:
     seed: int | None = None
     soft: int | None = None
     targets: Callable[[Any, Window], np.ndarray] | None = None
-    weights: np.ndarray | None = None
     strict: bool = False
     pad: bool = False
     weighted: bool = False
@@ -104,8 +102,6 @@ class Loader:
         self.weighted |= self.pad
         remainder = 0 if self.seed is None else self.split.size % self.batch_size
         self.size = self.split.size - remainder  # Images per epoch.
-        if self.weights is not None:
-            self.cumulative = np.cumsum(self.weights) / np.sum(self.weights)
 
     def __getstate__(self):
         return vars(self) | {"cache": {}}  # Each process has its own.
@@ -131,11 +127,8 @@ class Loader:
         if self.seed is None:
             return row
         row //= self.augmentation.repeats if self.augmentation else 1
-        if self.weights is None:
-            # Grain's `shuffle` takes 3 ms for one of 24 images, and 0.1 for one of 1,000.
-            return int(order(self.seed, epoch, self.split.size)[row])
-        number = np.random.default_rng((self.seed, epoch, row)).random()
-        return int(np.searchsorted(self.cumulative, number, "right"))
+        # Grain's `shuffle` takes 3 ms for one of 24 images, and 0.1 for one of 1,000.
+        return int(order(self.seed, epoch, self.split.size)[row])
 
     def decode(self, position: int) -> Any:
         """Return an image before augmentation, at the input size unless it will be cropped."""

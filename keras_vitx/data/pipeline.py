@@ -1,26 +1,22 @@
 """Input pipelines: batches of training, validation and test images from a source."""
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from keras_vitx.checks import NonNegativeInt, PositiveInt, check_argument
 from keras_vitx.data.augmentation import Augmentation
 from keras_vitx.data.augmentation.mixing import Mixing
 from keras_vitx.data.augmentation.windows import Window
 from keras_vitx.data.sources import load_dataset
-from keras_vitx.data.sources.dataset import Dataset, fraction_of
 from keras_vitx.preprocessing import ModelInput
-from keras_vitx.text import nearest
 
 if TYPE_CHECKING:
     import keras
 
 log = logging.getLogger(__name__)
-Sampling = Literal["balanced"] | Mapping[str, float] | Sequence[float] | np.ndarray | None
 
 
 class Pipelines(NamedTuple):
@@ -79,12 +75,9 @@ def pipelines(
     augmentation: str | Augmentation | Mapping[str, Any] | None = "crop_flip",
     mixing: Mixing | Mapping[str, Any] | None = None,
     targets: Callable[[Any, Window], np.ndarray] | None = None,
-    fraction: float = 1.0,
-    seed: int = 0,
     validation_split: float | Iterable[str | int] = 0.1,
-    strict: bool = False,
+    seed: int = 0,
     pad: bool = False,
-    sampling: Sampling = None,
     workers: int = 0,
 ) -> Pipelines:
     """Return the training, validation and test batches of `source` for `model`.
@@ -115,18 +108,11 @@ def pipelines(
             (`keras_vitx.training.TokenLabels`). The labels of a batch are then
             {"head": labels, "aux_head": the stacked arrays}, and those of all splits float32
             (batch, classes) with `TokenLabels`. MixUp mixes both; CutMix is an error for others.
-        fraction: Fraction of the training images of each class to use (ConViT, Table 2).
+        validation_split: As in `load_dataset`, if the source has no validation images.
         seed: Seed of the order, the augmentation and the split.
-        validation_split: As in `load_dataset`.
-        strict: Whether an image that can't be decoded is an error. If not, a warning is logged; in
-            training, another image of the batch replaces it, and evaluation omits it.
         pad: Whether to fill the last validation and test batch with black images, and to add
             weights (batch,) to each batch: 1 for an image, 0 for padding. Needed by
             `keras.distribution`, which splits batches evenly between devices.
-        sampling: How often images are drawn for training, with replacement: `"balanced"`, each
-            class equally often; a mapping from class names to the relative frequency of an image of
-            that class; or the relative frequency of each training image of the source, (n,). None
-            uses each image once per epoch.
         workers: Number of processes that make training batches; 0 for threads of this process,
             which Python's lock slows down from about four cores on. Processes copy arrays, and
             start by importing the main module: a script needs `if __name__ == "__main__":`.
@@ -138,16 +124,9 @@ def pipelines(
     """
     from keras_vitx.data.loading import EvaluationBatches, TrainingBatches  # imports Keras
 
-    check_argument("batch_size", batch_size, PositiveInt)
-    check_argument("seed", seed, NonNegativeInt)
-    check_argument("workers", workers, NonNegativeInt)
-    if check_fraction(fraction) != 1 and sampling is not None:
-        raise ValueError(f"`fraction` must be 1 with `sampling`. Received: {fraction!r}.")
     augmentation, mixing = Augmentation.of(augmentation), Mixing.of(mixing)
     spec, classes = ModelInput.of(model), model.output_shape[-1]
-    if not isinstance(source, Dataset):
-        source = load_dataset(source, validation_split=validation_split, strict=strict, seed=seed)
-    check_trainable(source)
+    source = load_dataset(source, validation_split=validation_split, seed=seed)
     names = source.class_names or ()
     if len(names) > classes > 1:  # A single output may be binary classification or regression.
         raise ValueError(
@@ -159,63 +138,20 @@ def pipelines(
         log.warning(text, source.name, len(names), classes)
     soft = classes if mixing is not None or getattr(targets, "relabel", False) else None
     train = TrainingBatches(
-        fraction_of(source.train, fraction, seed),
+        source.train,
         spec,
         batch_size,
         augmentation,
         mixing,
         seed,
         soft=soft,
-        strict=strict,
+        strict=source.strict,
         targets=targets,
-        weights=None if sampling is None else _weights(sampling, source.train.labels, names),
         workers=workers,
     )
     validation, test = (
-        split and EvaluationBatches(split, spec, batch_size, pad=pad, soft=soft, strict=strict)
+        split
+        and EvaluationBatches(split, spec, batch_size, pad=pad, soft=soft, strict=source.strict)
         for split in (source.validation, source.test)
     )
     return Pipelines(train, validation, source.class_names, source.skipped, test)
-
-
-def check_fraction(fraction: Any) -> float:
-    """Return a fraction; raise a ValueError unless it is in (0, 1]."""
-    return check_argument("fraction", fraction, Annotated[float, "(0, 1]"])
-
-
-def check_trainable(source: Dataset) -> None:
-    """Raise a ValueError if a source has no training images."""
-    if source.train is None:
-        raise ValueError(f"`source` must have training images. Received: {source.name}, without.")
-
-
-def _weights(sampling: Sampling, labels: np.ndarray, names: Sequence[str]) -> np.ndarray:
-    """Return the relative frequency of each training image."""
-    by_class = isinstance(sampling, (str, Mapping))
-    if by_class and (labels.ndim != 1 or labels.dtype.kind == "f"):
-        raise ValueError(
-            f"`sampling` must be one number per image for such labels. Received: {sampling!r}."
-        )
-    if isinstance(sampling, Mapping):
-        frequencies = {str(name): frequency for name, frequency in sampling.items()}
-        for name in frequencies.keys() - set(names):
-            raise ValueError(
-                f"`sampling` must have class names as keys. Received: {name!r}. "
-                f"{nearest(name, names)}"
-            )
-        weights = np.array([frequencies.get(name, 1.0) for name in names])[labels]
-    elif by_class and sampling == "balanced":
-        weights = 1 / np.bincount(labels)[labels]
-    elif by_class:
-        raise ValueError(
-            f'`sampling` must be "balanced", a mapping or an array. Received: {sampling!r}.'
-        )
-    else:
-        weights = np.asarray(sampling, "float64")
-    valid = weights.shape == labels.shape[:1] and np.isfinite(weights).all()
-    if not valid or (weights < 0).any() or not weights.any():
-        raise ValueError(
-            f"`sampling` must be numbers of at least 0, not all 0, one for each of {len(labels)} "
-            f"training images. Received: {weights.dtype} of shape {weights.shape}."
-        )
-    return weights

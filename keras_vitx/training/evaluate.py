@@ -234,8 +234,6 @@ def evaluate(
         )
     threshold = reordered(threshold, order)
     metrics = task.metrics(threshold)
-    if getattr(source, "multiple_labels", False):
-        metrics = [keras.metrics.MeanMetricWrapper(is_any_label, name="accuracy")]
     normalize = restrict and outputs.kind == "softmax"
     evaluator = Evaluator(model, task.loss(), metrics, order, normalize, flips)
     speed = _Speed()
@@ -359,12 +357,6 @@ class _Speed(keras.callbacks.Callback):
             return None
         # Without the last batch, which may be smaller and is then compiled again.
         return batch_size * (len(self.times) - 2) / (self.times[-2] - self.times[0])
-
-
-def is_any_label(labels: Any, outputs: Any) -> Any:
-    """Return, per image, whether the predicted class is one of its labels (above 0)."""
-    best = keras.ops.argmax(outputs, axis=-1)[:, None]
-    return keras.ops.cast(keras.ops.take_along_axis(labels, best, axis=-1)[:, 0] > 0, "float32")
 
 
 def _match_outputs(

@@ -35,8 +35,8 @@ from keras_vitx.training.run import RunRecord, name_of
 from keras_vitx.training.source import fingerprint, open_data
 
 log = logging.getLogger(__name__)
-DATA = ("validation_split", "fraction", "sampling", "strict", "workers")
-"""Arguments that `fit` passes on to `data.pipelines`."""
+DATA = ("validation_split", "fraction", "workers")
+"""Arguments that `fit` passes on to `data.load_dataset` and `data.pipelines`."""
 OWN = "With an optimizer and a loss, or with batches, of the user's own."
 """What the record of a training says in place of a recipe that was not used whole."""
 
@@ -67,8 +67,8 @@ def fit(
     Args:
         model: A classifier of the zoo, or a Keras model that ends in one. If it is compiled, its
             own optimizer, loss and metrics are used instead of the recipe's.
-        source: Any source that `keras_vitx.data.pipelines` accepts; `Pipelines`; or your own
-            preprocessed batches, as for Keras's `fit`.
+        source: Any source that `keras_vitx.data.load_dataset` accepts or returns; `Pipelines`; or
+            your own preprocessed batches, as for Keras's `fit`.
         recipe: Name of a recipe, the directory of a run, or a `Recipe`.
         teacher: A classifier whose predictions are additional labels (`Distillation`).
         token_labels: Labels of the patches, for models with a dense head (`TokenLabels`).
@@ -85,8 +85,8 @@ def fit(
         verbose: As in `keras.Model.fit`.
         **settings: Settings of the recipe to change, such as `epochs=3` or
             `precision="mixed_bfloat16"`, see `Recipe.replace`; and the arguments
-            `validation_split`, `fraction`, `sampling`, `strict` and `workers` of
-            `keras_vitx.data.pipelines`.
+            `validation_split` (default 0.1), `fraction` and `workers` of
+            `keras_vitx.data.load_dataset` and `pipelines`.
 
     Returns:
         The history, as `keras.Model.fit` returns it. Its attribute `test` holds the loss and

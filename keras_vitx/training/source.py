@@ -16,7 +16,6 @@ from keras_vitx import data
 from keras_vitx.backend import checked_dataset
 from keras_vitx.checks import check
 from keras_vitx.data.loading import EvaluationBatches
-from keras_vitx.data.pipeline import check_fraction, check_trainable
 from keras_vitx.data.sources.dataset import ArrayImages
 from keras_vitx.outputs import Task, class_names_of, outputs_of, task_of
 from keras_vitx.preprocessing import ModelInput
@@ -71,15 +70,15 @@ def open_data(
     the model was compiled with a loss, and its labels may be anything.
     """
     distillation = _distillation(recipe, teacher)
-    names = arguments.keys() & {"validation_split", "strict"}
-    batches = source = opened(source, seed=seed, **{name: arguments[name] for name in names})
+    options = {"validation_split": 0.1, "fraction": 1.0}
+    options = {name: arguments.pop(name, default) for name, default in options.items()}
+    batches = source = opened(source, seed=seed, **options)
     if isinstance(source, data.Pipelines):
-        _check_batches(batches, recipe, token_labels, arguments)
+        _check_batches(batches, recipe, token_labels, {**options, **arguments})
         check_range(batches.train, model)
     else:
-        check_trainable(source)
-        fraction = check_fraction(arguments.get("fraction", 1.0))
-        recipe = recipe.for_images(round(source.train.size * fraction), fixed)
+        check(source.train is not None, "`source` must have training images.", source.name)
+        recipe = recipe.for_images(source.train.size, fixed)
         if token_labels is not None and not isinstance(token_labels, TokenLabels):
             token_labels = TokenLabels(token_labels, model)
         inputs, classes = inputs_of(model, recipe.crop_ratio), model.output_shape[-1]
@@ -145,9 +144,8 @@ def evaluation_split(
     split = split or splits[0]
     batches = getattr(source, split)
     if isinstance(source, data.Dataset):
-        inputs, strict = inputs_of(model, crop_ratio), arguments.get("strict", False)
-        pad = in_use().replicas > 1
-        batches = EvaluationBatches(batches, inputs, batch_size, pad=pad, strict=strict)
+        inputs, pad = inputs_of(model, crop_ratio), in_use().replicas > 1
+        batches = EvaluationBatches(batches, inputs, batch_size, pad=pad, strict=source.strict)
     else:
         check_range(batches, model)
     return split, weighted(batches), source.class_names
@@ -314,7 +312,7 @@ def opened(source: Any, **arguments: Any) -> data.Dataset | data.Pipelines:
         names = getattr(train, "class_names", None)  # As Keras's from directories have them.
         names = None if names is None else tuple(map(str, names))
         return data.Pipelines(train, validation, names, test=test)
-    if isinstance(source, (data.Dataset, data.Pipelines)):
+    if isinstance(source, data.Pipelines):
         return source
     return data.load_dataset(source, **arguments)
 

@@ -6,7 +6,6 @@ import pytest
 from harness import FAMILIES
 
 import keras_vitx as kv
-from keras_vitx.data import load_dataset
 from keras_vitx.data.augmentation.windows import resized_crop
 from keras_vitx.data.images import resize_and_crop
 
@@ -20,16 +19,6 @@ def test_thin_images_keep_a_row_and_a_column(sides):
     assert resize_and_crop(image, (32, 32)).shape == (32, 32, 3)
     for ratio in ((0.1, 0.3), (3, 10)):
         assert (resized_crop(image, (32, 32), random, ratio=ratio)[0] == 7).all()
-
-
-# tototoshi/scala-csv#137, awslabs/gluonts#920, juspay/neurolink#1099
-@pytest.mark.parametrize("note", ["a\x85b", "a\u2028b", "a\x0cb", '"a\rb"'])
-def test_a_row_of_a_table_ends_at_the_end_of_a_line_only(tmp_path, note):
-    for name in ("0.jpg", "1.jpg"):
-        (tmp_path / name).touch()
-    text = f"file,label,note\n0.jpg,cat,{note}\n1.jpg,dog,\n"
-    (tmp_path / "t.csv").write_text(text, "utf-8", newline="")
-    assert load_dataset(tmp_path / "t.csv", validation_split=0).train.labels.tolist() == [0, 1]
 
 
 # keras-team/keras#19156, keras-team/keras#9737, tensorflow/tensorflow#36287
@@ -76,11 +65,3 @@ def test_images_of_json_and_of_tensors():
     for images in (None, iter([image]), {"image": image}, np.array(["a.png"])):
         with pytest.raises(ValueError, match="`images` must be paths"):
             predict(images)
-
-
-def test_an_index_without_a_name_is_no_class(tmp_path):
-    for name in ("0.jpg", "1.jpg"):
-        (tmp_path / name).touch()
-    (tmp_path / "t.csv").write_text(",file,cat,dog\n0,0.jpg,1,0\n1,1.jpg,0,1\n")
-    source = load_dataset(tmp_path / "t.csv", validation_split=0)
-    assert source.class_names == ("cat", "dog") and source.train.labels.tolist() == [[1, 0], [0, 1]]

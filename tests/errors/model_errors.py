@@ -117,14 +117,14 @@ ERRORS = {
         "`loss_weights`...PerHead...2.0": training(CLASS, loss="mse", loss_weights=[2.0]),
         "`loss_weights`...PerHead": training(CLASS, loss={"head": "mse"}, loss_weights=[2.0]),
         # Images
-        "Received: float32 in -...Pass pixels": of_images(
+        "not normalized. Received: float32 in -": of_images(
             kv.evaluate, lambda x: np.float32(x) - 128
         ),
-        "Received: float32 in -...Pass pixels, which": of_images(
+        "and not normalized. Received: float32 in -": of_images(
             kv.fit, lambda x: np.float32(x) - 128
         ),
-        'Received: float32 in ...`.astype("uint8")`': of_images(kv.evaluate, np.float32),
-        'Received: float32 in 0...`.astype("uint8")`': of_images(kv.fit, np.float32),
+        "not normalized. Received: float32 in 0": of_images(kv.evaluate, np.float32),
+        "and not normalized. Received: float32 in 0": of_images(kv.fit, np.float32),
         # kv.features
         "`blocks`: ...no block 2 of patches. It has 2": features("ViT", 2),
         "no block 'block_1' of patches. Did you mean 'blocks_1'": features("ViT", ["block_1"]),

@@ -99,8 +99,7 @@ ERRORS = {
         "Put pooling and a `keras.layers.Dense(classes)` on top": lambda: fit(
             TRAIN, FAMILIES["ViT"](include_top=False)
         ),
-        "is not a directory, an .npz or a .csv file. Expected": lambda: fit(__file__),
-        "'x.foo', which does not exist. Expected": lambda: fit("x.foo"),
+        "`source` must be a directory ...'x.foo'": lambda: fit("x.foo"),
         "`optimizer` ... `model.compile": lambda: fit(TRAIN, optimizer="sgd"),
         "`callbacks` ...ReduceLROnPlateau... `model.compile": lambda: fit(
             TRAIN, callbacks=[keras.callbacks.ReduceLROnPlateau()]

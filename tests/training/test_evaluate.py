@@ -206,7 +206,7 @@ def test_a_batch_of_which_no_image_can_be_read_counts_as_none(tmp_path):
         history = kv.fit(model, given, **still, verbose=0).history
         assert history["val_loss"] == [pytest.approx(expected, rel=1e-3)]
     with pytest.raises(OSError, match=r"04\.png"):
-        kv.evaluate(model, kv.data.pipelines(source, model, 4, strict=True), "validation")
+        kv.evaluate(model, kv.data.load_dataset(source, strict=True), "validation")
     for path in paths:
         path.write_bytes(b"")
     with pytest.raises(OSError, match=r"no image .* can be decoded: .*00\.png"):

@@ -1,6 +1,8 @@
 """The files of ImageNet-A, -R, -V2 and -ReaL, and ImageNet's classes by their names."""
 
 import json
+import runpy
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -12,6 +14,7 @@ import keras_vitx as kv
 from keras_vitx.data.predictions import imagenet_classes
 
 pytestmark = pytest.mark.backend_free
+EXAMPLE = Path(__file__).parents[2] / "examples" / "real_labels.py"
 SYNSETS = [synset for synset, _ in imagenet_classes()]
 
 
@@ -72,15 +75,7 @@ def test_several_right_labels(model, tmp_path):
     best = outputs_of(model, *(tmp_path / "val" / name for name in names)).argmax(-1).tolist()
     # The image 2 has no label, the image 4 is missing.
     listed = [[3, best[0]], [], [(best[2] + 1) % 1000], [1], [best[3]]]
-    real = tmp_path / "real.json"
-    real.write_text(json.dumps(listed))
-    source = kv.data.load_real(tmp_path / "val", real)
-    found = kv.evaluate(model, source)
-    assert (found["images"], found["split"]) == (3, "test")
-    assert found["accuracy"] == pytest.approx(2 / 3)
-    (row,) = kv.robustness.curve(model, source, "occlude", [0])
-    assert row["accuracy"] == pytest.approx(2 / 3)
-    for text, message in (("[[1]]", "none for ILSVRC2012_val_00000002"), ("[[1], [1000]]", "999")):
-        real.write_text(text)
-        with pytest.raises(ValueError, match=message):
-            kv.data.load_real(tmp_path / "val", real)
+    (tmp_path / "real.json").write_text(json.dumps(listed))
+    example = runpy.run_path(EXAMPLE)
+    found = example["real_accuracy"](model, tmp_path / "val", tmp_path / "real.json")
+    assert found == pytest.approx(2 / 3)

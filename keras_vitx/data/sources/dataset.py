@@ -1,23 +1,17 @@
 """Labeled sets of images, and their training, validation and test splits."""
 
 import io
-import logging
+import mmap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from numbers import Real
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
-from keras_vitx.data.images import as_uint8, read_picture
-from keras_vitx.data.sources.names import text_of
-from keras_vitx.text import shortened
-
-MAX_CLASSES = 1_000_000  # Larger labels are an error.
-HINT = "Give it to `keras_vitx.data.load_dataset`, and the result to `fit` or `evaluate`."
-log = logging.getLogger(__name__)
+from keras_vitx.data.decoding import read_picture
+from keras_vitx.data.images import as_uint8
 
 
 class Images(Sequence):
@@ -56,10 +50,7 @@ class Images(Sequence):
         It is cheaper to crop than an array: decoding and a random crop of a JPEG of 500 x 375 take
         2.5 ms instead of 2.9.
         """
-        file = self.open(self.keys[index])
-        if isinstance(file, io.BytesIO):
-            file.name = str(self.id(index))  # In errors.
-        return read_picture(file)
+        return read_picture(self.open(self.keys[index]), name=str(self.id(index)))
 
     def read(self, index: int) -> np.ndarray:
         return np.asarray(self.picture(index))
@@ -97,20 +88,17 @@ class ArrayImages(Images):
         self.array = array
 
     def __getstate__(self):
-        array = root = self.array
-        while isinstance(root.base, np.ndarray):
-            root = root.base
-        if not isinstance(root, np.memmap) or root.filename is None or root.mode == "c":
-            return vars(self)
-        offset = root.offset + array.ctypes.data - root.ctypes.data
-        view = array.shape, array.dtype.str, offset, array.strides
-        return vars(self) | {"array": (root.filename, *view)}
+        file, state = self.array.base, super().__getstate__()
+        # A part of a file is copied, as are changes that are in memory only (mode "c").
+        if isinstance(file, np.memmap) and isinstance(file.base, mmap.mmap) and file.mode != "c":
+            order = "C" if file.flags.c_contiguous else "F"
+            state["array"] = file.filename, file.dtype, "r", file.offset, file.shape, order
+        return state
 
     def __setstate__(self, state):
         if isinstance(state["array"], tuple):
-            file, shape, dtype, *view = state["array"]
-            state["array"] = np.ndarray(shape, dtype, np.memmap(file, "uint8", "r"), *view)
-        vars(self).update(state)
+            state["array"] = np.asarray(np.memmap(*state["array"]))
+        super().__setstate__(state)
 
     def read(self, index: int) -> np.ndarray:
         return as_uint8(self.array[self.keys[index]], "Images")
@@ -154,7 +142,7 @@ class Split:
 
     def names(self) -> list[str]:
         """Return the lines of a list of held-out images: paths relative to the source, or ids."""
-        return [text_of(self.images.name(index)) for index in range(self.size)]
+        return [self.images.name(index) for index in range(self.size)]
 
 
 @dataclass(frozen=True)
@@ -166,12 +154,11 @@ class Dataset:
         class_names: Label i means `class_names[i]`; None for regression targets.
         train: The training images; None of a source for evaluation only.
         validation: The images that select the best epoch: the validation split of the source, or
-            images held out from its training split; None with `validation_split=0`.
+            images held out from its training split; or None.
         test: The test split of the source, which training never uses, or None.
-        skipped: Image files that can't be read: of formats that Pillow can't read, such as HEIC
-            without pillow-heif, or no regular files, such as broken links.
-        multiple_labels: Whether a prediction is correct if it is any of the labels (n, classes)
-            above 0 (ImageNet-ReaL).
+        strict: Whether an image that can't be decoded is an error. If not, it is logged, replaced
+            by another in training, and does not count in evaluation.
+        skipped: Image files of formats that Pillow can't read, such as HEIC without pillow-heif.
     """
 
     name: str
@@ -180,159 +167,65 @@ class Dataset:
     validation: Split | None = None
     test: Split | None = None
     skipped: tuple[Path, ...] = ()
-    multiple_labels: bool = False
+    strict: bool = False
 
 
 def dataset_of(
     name: str,
-    splits: Mapping[str, tuple[Sequence[np.ndarray], Any]],
+    splits: Mapping[str, tuple[Images, Any]],
     class_names: Sequence[str] | None = None,
     skipped: Sequence[Path] = (),
 ) -> Dataset:
-    """Return a dataset of the images and labels of each split; a ValueError if they are invalid.
+    """Return a dataset of the images and labels of each split; a ValueError if they don't fit.
 
     Default class names are the integers up to the largest label.
     """
-    classes = None if class_names is None else len(class_names)
-    loaded = {}
-    for split, (images, labels) in splits.items():
-        if not len(images):
-            raise ValueError(
-                f"`source` must have images of every split. Received: {name}, without {split}."
-            )
-        labels = _check_labels(labels, len(images), classes, f"Labels of the {split} split")
-        loaded[split] = Split(images, labels)
-    labels = [split.labels for split in loaded.values()]
-    if len({(array.dtype.kind, array.shape[1:]) for array in labels}) > 1:
-        forms = ", ".join(f"{array.dtype} {array.shape}" for array in labels)
-        raise ValueError(f"Labels must have one form in all splits. Received: {forms}.")
-    first = loaded.get("train", next(iter(loaded.values()))).labels
-    all_equal = first.dtype.kind == "i" and (first == first[0]).all()
-    if "train" in loaded and (all_equal or classes == 1):
-        only = f"every label is {first[0]}" if all_equal else f"only {class_names[0]!r}"
-        raise ValueError(f"`source` {name} must have at least two classes. Received: {only}.")
-    if class_names is None and not is_regression(np.concatenate(labels)):
-        count = first.shape[1] if first.ndim == 2 else 1 + max(map(np.max, labels))
-        class_names = map(str, range(count))
-    return Dataset(name, class_names and tuple(class_names), **loaded, skipped=tuple(skipped))
+    found = {
+        split: Split(images, _labels(labels, len(images), class_names, split))
+        for split, (images, labels) in splits.items()
+    }
+    labels = np.concatenate([split.labels for split in found.values()])
+    if class_names is None and not is_regression(labels):
+        count = labels.shape[1] if labels.ndim == 2 else 1 + labels.max()
+        class_names = list(map(str, range(count)))
+    if labels.dtype.kind == "i" and "train" in found and (labels == labels[0]).all():
+        raise ValueError(
+            f"`source` {name} must have at least two classes. Received: every label is {labels[0]}."
+        )
+    return Dataset(name, class_names and tuple(class_names), **found, skipped=tuple(skipped))
 
 
-def _check_labels(labels: Any, count: int, classes: int | None, what: str) -> np.ndarray:
-    """Return `labels` in one of the forms of `Split.labels`; a ValueError if they are invalid.
+def _labels(labels: Any, count: int, names: Sequence[str] | None, split: str) -> np.ndarray:
+    """Return `labels` in one of the forms of `Split.labels`; a ValueError if they can't be.
 
     Valid are integers (count,) or (count, 1), numbers (count, classes), or floats for regression.
-    Floats (count,) are classes if they are all 0 or 1, or if `classes` is known.
+    Floats (count,) are classes if they are all 0 or 1, or if classes have names.
     """
-
-    def error(expected: str, received: Any) -> ValueError:
-        if isinstance(received, np.ndarray):
-            received = shortened(map(repr, np.unique(received).tolist()), 5)
-        return ValueError(f"{what} must be {expected}. Received: {received}.")
-
     labels = np.asarray(labels)
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
-    if labels.ndim not in (1, 2):
-        raise error("integers (n,) or numbers (n, classes)", f"shape {labels.shape}")
-    if len(labels) != count:
-        raise error("one per image", f"{len(labels)} labels for {count} images")
-    if labels.dtype.kind not in "iufb":
-        raise error(f"integers or floats, not {labels.dtype}", labels)
-    if not np.isfinite(labels).all():
-        raise error("finite", labels[~np.isfinite(labels)])
-    if labels.ndim == 2:
-        if classes not in (None, labels.shape[1]):
-            raise error(f"(n, {classes}), one per class name", f"shape {labels.shape}")
-        return labels.astype("float32")
+    shapes = ((count,), (count, labels.shape[-1] if names is None else len(names)))
+    if labels.shape not in shapes:
+        raise ValueError(
+            f"Labels of the {split} split must be (n,) or (n, classes), one per image. Received: "
+            f"shape {labels.shape} for {count} images."
+        )
     # Floats are regression targets even if all are integral, such as ages.
-    if classes is None and labels.dtype.kind == "f" and not np.isin(labels, (0, 1)).all():
+    is_regression = names is None and labels.dtype.kind == "f" and not np.isin(labels, (0, 1)).all()
+    if labels.ndim == 2 or is_regression:
         return labels.astype("float32")
-    bound = (classes or MAX_CLASSES) - 1
-    wrong = labels[(labels != np.floor(labels)) | (labels < 0) | (labels > bound)]
+    bound = np.inf if names is None else len(names)
+    wrong = labels[(labels != np.floor(labels)) | (labels < 0) | (labels >= bound)]
     if len(wrong):
-        raise error(f"integers in 0..{bound}", wrong)
+        raise ValueError(
+            f"Labels of the {split} split must be whole numbers from 0 on, each with a class name. "
+            f"Received: {wrong[0]}."
+        )
     return labels.astype("int32")
 
 
 def is_regression(labels: np.ndarray) -> bool:
-    """Return whether checked labels are regression targets."""
+    """Return whether the labels of a split are regression targets."""
     if labels.dtype.kind == "i":
         return False
     return labels.ndim == 1 or not ((labels >= 0) & (labels <= 1)).all()
-
-
-def hold_out(
-    split: Split, validation_split: float | Iterable[str | int], seed: int
-) -> tuple[Split, Split | None]:
-    """Split training images into (train, validation), by a fraction of each class or by names.
-
-    A class of two or more images is in both splits, a single image stays in training. Labels
-    (n, classes) are stratified by their largest entry, regression targets not at all. Raises a
-    ValueError if no class has two images, or no image has one of the names.
-    """
-    if isinstance(validation_split, Real):
-        if not validation_split:
-            return split, None
-        held_out = _is_drawn(split.labels, validation_split, seed)
-    else:
-        held_out = _is_named(split.names(), set(map(text_of, validation_split)))
-    return split.take(np.flatnonzero(~held_out)), split.take(np.flatnonzero(held_out))
-
-
-def _is_named(all_names: Sequence[str], names: set[str]) -> np.ndarray:
-    """Return whether each image has one of the names, (n,)."""
-    held_out = np.array([name in names for name in all_names])
-    if not held_out.any():
-        raise ValueError(
-            "`validation_split` must name images of the source. Received: "
-            f"{shortened(sorted(names))}; the source has {shortened(all_names)}."
-        )
-    if missing := sorted(names - set(all_names)):
-        text = "%d held-out images are no longer in the source: %s"
-        log.warning(text, len(missing), shortened(missing))
-    return held_out
-
-
-def _is_drawn(labels: np.ndarray, fraction: float, seed: int) -> np.ndarray:
-    """Return whether each image is drawn for validation, (n,)."""
-    drawn = _draw(labels, fraction, np.random.RandomState(seed), keep=1)
-    held_out = np.isin(np.arange(len(labels)), np.concatenate([*drawn.values()]))
-    single = [str(group) for group, indices in drawn.items() if not len(indices)]
-    if not held_out.any():
-        raise ValueError(
-            "`validation_split` must be 0, for no validation, if no class has two images. "
-            f"Received: {fraction}."
-        )
-    if held_out.mean() > 1.5 * fraction:
-        text = "%d of %d images are held out, not %g of them, as each class of two or more has one."
-        log.warning(text, held_out.sum(), len(labels), fraction)
-    if single:
-        text = "Classes with a single image are used for training and missing from validation: %s."
-        log.warning(text, shortened(single, 10))
-    return held_out
-
-
-def fraction_of(split: Split, fraction: float, seed: int) -> Split:
-    """Return a random fraction of each class, at least one image, in the original order.
-
-    A larger fraction contains the images of a smaller one. Regression targets are one class.
-    """
-    if fraction == 1:
-        return split
-    drawn = _draw(split.labels, fraction, np.random.default_rng(seed))
-    return split.take(np.sort(np.concatenate([*drawn.values()])))
-
-
-def _draw(labels: np.ndarray, fraction: float, random: Any, keep: int = 0) -> dict[int, np.ndarray]:
-    """Return random indices of each class, at least one, but for `keep` of them."""
-    if is_regression(labels):
-        classes = np.zeros(len(labels), int)
-    else:
-        classes = labels if labels.ndim == 1 else labels.argmax(axis=-1)
-    groups = {int(label): np.flatnonzero(classes == label) for label in np.unique(classes)}
-    return {
-        label: random.permutation(group)[
-            : min(max(round(len(group) * fraction), 1), len(group) - keep)
-        ]
-        for label, group in groups.items()
-    }

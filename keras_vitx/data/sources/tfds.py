@@ -3,8 +3,6 @@
 import contextlib
 import importlib.util
 import io
-import logging
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,97 +10,57 @@ import numpy as np
 
 from keras_vitx.data.sources.dataset import Dataset, Images, dataset_of
 from keras_vitx.data.sources.names import split_of
-from keras_vitx.text import nearest, needs_extra
-
-log = logging.getLogger(__name__)
+from keras_vitx.text import needs_extra
 
 
 class TfdsImages(Images):
     """Images of a split by their indices in `examples`, whose `image` is encoded."""
 
-    def __init__(self, examples: Sequence[Mapping[str, Any]], split: str):
+    def __init__(self, examples: Sequence[Mapping[str, Any]]):
         super().__init__(range(len(examples)))
-        self.examples, self.split = examples, split
+        self.examples = examples
 
     def open(self, key: int) -> io.BytesIO:
         return io.BytesIO(self.examples[key]["image"])
 
-    def id(self, index: int) -> str:
-        return f"{self.split}, example {self.keys[index]}"
 
-    def name(self, index: int) -> str:
-        return str(self.keys[index])
-
-
-def load_tfds(name: str, data_dir: str | os.PathLike | None) -> Dataset:
+def load_tfds(name: str) -> Dataset:
     """Load a dataset of tensorflow-datasets, downloaded and prepared if necessary.
 
     If possible, it is prepared as array_record, which does not need TensorFlow for reading.
     """
-    builder = builder_of(name, data_dir)
-    label = builder.info.features["label"]
-    loaded = {}
-    # `tfds.testing.mock_data` has no splits.
-    for split in list(builder.info.splits) or ["train"]:
-        if key := split_of(split):
-            images, labels = _read(builder, split)
-            if len(labels) and labels.max() < 0:
-                log.warning("%s has no labels and is skipped.", images.split)
-            else:
-                loaded[key] = images, labels
-    names = label.names or map(str, range(label.num_classes))
-    return dataset_of(f"tfds:{name}", loaded, list(names))
-
-
-def builder_of(name: str, data_dir: str | os.PathLike | None) -> Any:
-    """Return a prepared builder, downloaded if necessary; a ValueError without images or labels."""
     try:
         import tensorflow_datasets as tfds
-
-        create = tfds.builder  # A failed import of its own modules is only logged.
-    except (ImportError, AttributeError) as error:
-        message = f'`source` "tfds:{name}" needs tensorflow-datasets, which can\'t be imported'
-        raise ImportError(needs_extra(message, "data")) from error
-    try:
-        builder = create(name, data_dir=data_dir)
-        if not builder.is_prepared() and importlib.util.find_spec("array_record"):
-            builder = create(name, data_dir=data_dir, file_format="array_record")
-    except tfds.core.DatasetNotFoundError as error:
-        known = tfds.list_builders(with_community_datasets=False)
-        raise ValueError(
-            f"`source` must be a dataset of tensorflow-datasets after `tfds:`. Received: {name!r}. "
-            f"{nearest(name, known)}"
+    except ImportError as error:
+        raise ImportError(
+            needs_extra(f'`source` "tfds:{name}" needs tensorflow-datasets', "data")
         ) from error
-    found = builder.info.features
-    found = dict(found.items()) if isinstance(found, tfds.features.FeaturesDict) else {}
-    kinds = {"image": tfds.features.Image, "label": tfds.features.ClassLabel}
-    if not all(isinstance(found.get(key), kind) for key, kind in kinds.items()):
-        raise ValueError(
-            f'`source` "tfds:{name}" must have the features image and label: Image and ClassLabel. '
-            f"Received: {builder.info.features!r}."
-        )
+    builder = tfds.builder(name)
     if not builder.is_prepared():
         keep_tensorflow_off_the_gpu()
+        if importlib.util.find_spec("array_record"):
+            builder = tfds.builder(name, file_format="array_record")
         builder.download_and_prepare()
-    return builder
+    splits = {}
+    for split in builder.info.splits:
+        if key := split_of(split):
+            examples = _examples(builder, split)
+            labels = np.array([int(example["label"]) for example in examples])
+            if labels.min() >= 0:  # A test split without labels has -1.
+                splits[key] = TfdsImages(examples), labels
+    return dataset_of(f"tfds:{name}", splits, builder.info.features["label"].names)
 
 
-def _read(builder, split: str) -> tuple[TfdsImages, np.ndarray]:
-    """Return the images and labels of a split."""
+def _examples(builder: Any, split: str) -> Sequence[Mapping[str, Any]]:
+    """Return the examples of a split, whose images are encoded."""
     import tensorflow_datasets as tfds
 
-    name = f"{builder.info.full_name}, split {split!r}"
-    encoded = {"image": tfds.decode.SkipDecoding()}
+    options = {"split": split, "decoders": {"image": tfds.decode.SkipDecoding()}}
     try:
-        try:
-            examples = builder.as_data_source(split=split, decoders=encoded)
-        except NotImplementedError:  # A format without random access.
-            keep_tensorflow_off_the_gpu()
-            examples = list(tfds.as_numpy(builder.as_dataset(split=split, decoders=encoded)))
-        labels = np.array([int(examples[i]["label"]) for i in range(len(examples))])
-    except Exception as error:  # Each format raises its own types.
-        raise OSError(f"{name} can't be read from {builder.data_dir}: {error}") from error
-    return TfdsImages(examples, name), labels
+        return builder.as_data_source(**options)
+    except NotImplementedError:  # A format without random access.
+        keep_tensorflow_off_the_gpu()
+        return list(tfds.as_numpy(builder.as_dataset(**options)))
 
 
 def keep_tensorflow_off_the_gpu() -> None:

@@ -1,0 +1,104 @@
+"""From image files to pixels: the one place where Pillow opens files."""
+
+import contextlib
+import math
+import os
+from collections.abc import Iterator
+from typing import BinaryIO
+
+import numpy as np
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
+from PIL.TiffImagePlugin import PHOTOMETRIC_INTERPRETATION
+
+FORMATS = ("JPEG", "PNG", "GIF", "BMP", "DIB", "TIFF", "WEBP", "PPM", "TGA", "QOI", "JPEG2000")
+FORMATS += ("AVIF", "HEIF", "JXL")  # Where Pillow has them, the last two by plugins.
+"""The formats of images that are opened, by Pillow's names. For EPS, it would start a program."""
+
+SMALL, PIXELS_PER_BYTE = 25_000_000, 32
+"""Pixels that any file may decode to, and how many more for its size; a bomb claims thousands."""
+
+
+@contextlib.contextmanager
+def open_image(
+    file: str | os.PathLike | BinaryIO, name: str | None = None
+) -> Iterator[Image.Image]:
+    """Open an image file of `FORMATS`; errors, also in the `with` body, are OSErrors that name it.
+
+    Since a small file can decode to any number of pixels, no more than `SMALL` or, for larger
+    files, `PIXELS_PER_BYTE` are accepted, nor more than twice `PIL.Image.MAX_IMAGE_PIXELS`
+    (179 million unless set); any number if that is None.
+    """
+    limit = 2 * (Image.MAX_IMAGE_PIXELS or math.inf)
+    # Pillow's decoders raise many types of errors on damaged files.
+    try:
+        with contextlib.ExitStack() as stack:
+            if isinstance(file, (str, os.PathLike)):
+                path = name = os.path.expanduser(file)
+                if os.path.exists(path) and not os.path.isfile(path):
+                    raise ValueError("it is not a file")  # Opening a pipe would wait for ever.
+                file = stack.enter_context(open(path, "rb"))
+            limit = min(limit, max(SMALL, PIXELS_PER_BYTE * file.seek(0, os.SEEK_END)))
+            Image.init()
+            formats = [format for format in FORMATS if format in Image.OPEN]
+            image = stack.enter_context(Image.open(file, formats=formats))
+            if Image.MAX_IMAGE_PIXELS is not None and math.prod(image.size) > limit:
+                raise Image.DecompressionBombError(
+                    f"it has more than {limit:,} pixels. If you trust it, set "
+                    "`PIL.Image.MAX_IMAGE_PIXELS`; None is no limit"
+                )
+            yield image
+    except Exception as error:
+        unknown = f"it is none of {', '.join(FORMATS)}"
+        cause = unknown if isinstance(error, UnidentifiedImageError) else error
+        name = name or "An image that was given as bytes"
+        raise OSError(f"{name} can't be decoded as an image: {cause}") from error
+
+
+def decode_image(file: str | os.PathLike | BinaryIO, channels: int = 3) -> np.ndarray:
+    """Decode an image file to uint8 (height, width, channels).
+
+    The EXIF orientation is applied, transparency is dropped, and the first frame of an animation is
+    returned. Unsigned 16-bit gray is scaled from 0..65535; signed, 32-bit and floating-point gray,
+    whose range is not known, from the image's own minimum and maximum.
+
+    Args:
+        file: A file in one of `FORMATS`: its path, or an open binary file.
+        channels: 3 for RGB, 1 for gray.
+
+    Raises:
+        OSError: if the file can't be read or fully decoded, or has too many pixels for its size or
+            for `PIL.Image.MAX_IMAGE_PIXELS`; the message names it.
+    """
+    pixels = np.array(read_picture(file, "RGB" if channels == 3 else "L"))
+    return pixels.reshape(*pixels.shape[:2], channels)
+
+
+def read_picture(
+    file: str | os.PathLike | BinaryIO, mode: str = "RGB", name: str | None = None
+) -> Image.Image:
+    """Return the result of `decode_image` as a Pillow image of mode "RGB" or "L"."""
+    with open_image(file, name) as image:
+        picture = as_mode(image, mode)
+        picture.load()
+        return picture
+
+
+def as_mode(picture: Image.Image, mode: str) -> Image.Image:
+    """Return an upright picture of mode "RGB" or "L"."""
+    is_16_bit = picture.mode.startswith("I;16") or (picture.mode, picture.format) == ("I", "PPM")
+    is_negative = picture.format == "TIFF" and picture.tag_v2.get(PHOTOMETRIC_INTERPRETATION) == 0
+    if picture.getexif().get(ExifTags.Base.Orientation, 1) != 1:  # Avoids a copy.
+        picture = ImageOps.exif_transpose(picture)
+    if picture.mode.startswith(("I", "F")):
+        # Pillow would clip levels above 255 instead of scaling.
+        levels = np.array(picture, "float64")
+        low, high = (0, 65536) if is_16_bit else (levels.min(), levels.max())
+        if not np.isfinite(high - low):
+            raise ValueError("its levels are not finite")
+        scale = 256 if is_16_bit else 255
+        levels -= low
+        levels *= scale / ((high - low) or 1)
+        levels = levels.astype("uint8")
+        # Pillow inverts TIFFs with 0 = white in up to 8 bits only.
+        picture = Image.fromarray(255 - levels if is_negative else levels)
+    return picture if picture.mode == mode else picture.convert(mode)
