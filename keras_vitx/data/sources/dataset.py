@@ -156,9 +156,9 @@ class Dataset:
         validation: The images that select the best epoch: the validation split of the source, or
             images held out from its training split; or None.
         test: The test split of the source, which training never uses, or None.
+        skipped: Image files of formats that Pillow can't read, such as HEIC without pillow-heif.
         strict: Whether an image that can't be decoded is an error. If not, it is logged, replaced
             by another in training, and does not count in evaluation.
-        skipped: Image files of formats that Pillow can't read, such as HEIC without pillow-heif.
     """
 
     name: str
