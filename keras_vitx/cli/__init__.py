@@ -1,1 +1,0 @@
-"""The command `keras-vitx`: one module per verb, each with a `main`."""
