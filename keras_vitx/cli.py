@@ -44,16 +44,7 @@ app = App(
 # `start` passes them on: the options of a command are known when it is named.
 app.meta.help_flags = app.meta.version_flags = ()
 
-NOT_IN_A_SHELL = {
-    "callbacks",
-    "charts",
-    "images",
-    "name",
-    "names",
-    "path",
-    "perturb",
-    "predictions",
-}
+HIDDEN = {"callbacks", "charts", "images", "name", "names", "path", "perturb", "predictions"}
 SHELL_TYPES = (bool, int, float, str, tuple, NoneType, Literal, Sequence, Iterable)
 
 
@@ -134,7 +125,7 @@ def options_of(function: Callable) -> Iterator[inspect.Parameter]:
     texts = {each.arg_name: each.description for each in parse_docstring(function.__doc__).params}
     group = "Settings of the recipe" if is_recipe else "Parameters"
     for name, each in inspect.signature(function).parameters.items():
-        if name not in NOT_IN_A_SHELL and each.kind != each.VAR_KEYWORD:
+        if name not in HIDDEN and each.kind != each.VAR_KEYWORD:
             default = None if is_recipe else each.default
             kind = shell_type(hints[name]) | None
             kind = Annotated[kind, Parameter(help=texts.get(name), group=group)]

@@ -104,7 +104,7 @@ def test_what_an_import_loads(name):
     beyond = set(run_python(LOADED, backend=name).stdout.split())
     # Keras itself loads TensorFlow's parts under other backends where it is installed.
     assert not beyond & set(BACKENDS), "no backend but the chosen one"
-    lazy = {"tensorflow_datasets", "matplotlib", "huggingface_hub", "typer", "click", "timm"}
+    lazy = {"tensorflow_datasets", "matplotlib", "huggingface_hub", "cyclopts", "timm"}
     lazy |= {"torchvision", "scipy", "onnx", "tokenizers", "sklearn"}
     assert not beyond & lazy
     if name == "tensorflow":

@@ -13,7 +13,6 @@ from harness import BACKEND, ROOT
 from training.fitting import small
 
 import keras_vitx as kv
-from keras_vitx.cli import train
 from keras_vitx.data.augmentation.mixing import shard_of_batch
 from keras_vitx.models import Chain
 from keras_vitx.training.batches import BatchTransform
@@ -198,20 +197,3 @@ def test_a_process_makes_its_images_only(mixing):
         assert len(own) == 4
         assert np.array_equal(images[own], some_images)
         assert np.array_equal(labels[own], some_labels)
-
-
-@pytest.mark.skipif(BACKEND != "torch", reason="starts processes under PyTorch only")
-def test_the_command_starts_one_process_per_device(monkeypatch):
-    started = []
-    monkeypatch.delenv("LOCAL_RANK", raising=False)
-    monkeypatch.setattr(os, "cpu_count", lambda: 2)
-    monkeypatch.setattr(os, "execv", lambda program, command: started.append(command))
-    monkeypatch.setattr(sys, "argv", ["keras-vitx", "train", "a", "b", "--devices", "2"])
-    monkeypatch.setattr(kv.training, "use_devices", lambda count: None)
-    train.use_devices("2")
-    (command,) = started
-    assert "--nproc-per-node=2" in command
-    assert command[command.index("keras_vitx.cli") - 1 :] == ["-m", "keras_vitx.cli", *sys.argv[1:]]
-    for count, message in (("3", "must be at most 2"), ("none", "must be 'all' or at least 1")):
-        with pytest.raises(ValueError, match=f"`--devices` {message}"):
-            train.use_devices(count)
