@@ -8,7 +8,6 @@ from keras_vitx import (
     layers,
     models,
     robustness,
-    segmentation,
     training,
     weights,
 )

@@ -253,7 +253,7 @@ def curve(
         strengths: The strengths, in the units of the perturbation.
         runs: Number of evaluations of random perturbations with different seeds, at most 10
             (Context Broadcasting, Table 12, has five).
-        evaluate: `keras_vitx.evaluate` or `keras_vitx.segmentation.evaluate`.
+        evaluate: `keras_vitx.evaluate`, or a function with its `perturb`.
         measure: Key of its result, such as `"mean_iou"`.
         **options: Further arguments of `evaluate`, such as `batch_size`.
 

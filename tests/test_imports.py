@@ -26,7 +26,6 @@ ARROWS = {
     "export": {"data", "layers", "folding"},
     "analysis": {"data", "layers"},
     "robustness": {"training"},
-    "segmentation": {"layers", "models", "data"},
 }
 ALL = ARROWS.keys() - LEAVES
 ARROWS |= {"cli": ALL, "api": ALL}

@@ -8,6 +8,8 @@ import keras_vitx as kv
 SIDE = 32
 NAMES = ("background", "clothing", "shoes", "bag")
 KIND = np.array([1, 1, 1, 1, 1, 2, 1, 2, 3, 2])  # of each class of Fashion-MNIST
+COLORS = np.full((256, 3), 255, "uint8")
+COLORS[: len(NAMES)] = (0, 0, 0), (128, 0, 0), (0, 128, 0), (128, 128, 0)
 
 
 def scene(split, random):
@@ -40,6 +42,6 @@ def scenes(split, seed):
 
 
 def load():
-    """Return the pairs for training and validation, and the names of the classes."""
+    """Return the pairs (image, mask) for training and for validation."""
     articles = kv.data.load_dataset("fashion_mnist")
-    return scenes(articles.train, 0), scenes(articles.test, 1), NAMES
+    return scenes(articles.train, 0), scenes(articles.test, 1)

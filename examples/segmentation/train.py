@@ -1,61 +1,68 @@
 """Segment images: UperNet on the shipped checkpoint, on scenes composed of Fashion-MNIST.
 
-    python examples/segmentation/train.py [DIRECTORY]
+    python examples/segmentation/train.py
 
-A DIRECTORY of images and masks is as `load` in masks.py says. Writes `segmented.png`, predictions
-last. Ten epochs, four minutes of a core, find no bags yet.
+Writes `segmented.png`: scenes, their masks, and the predictions.
 """
 
-import sys
-
 import keras
-import masks
 import numpy as np
 import scenes
-from crops import Crops
 from PIL import Image
+from upernet import upernet
 
 import keras_vitx as kv
-from keras_vitx import segmentation
 
 EPOCHS, BATCH = 10, 16
 
 
-@keras.saving.register_keras_serializable(package="examples")
-class Schedule(keras.optimizers.schedules.PolynomialDecay):
-    """Polynomial decay, times a linear warm-up in the first tenth of the steps."""
+def evaluate(model, pairs, perturb=None):
+    """Return the mean intersection over union of (image, mask) pairs, and the accuracy of pixels.
 
-    def __call__(self, step):
-        warmup = (keras.ops.cast(step, "float32") + 1) / max(1, self.decay_steps // 10)
-        return super().__call__(step) * keras.ops.minimum(warmup, 1.0)
+    `perturb` is one of `keras_vitx.robustness`; this function is an `evaluate` of its `curve`.
+    """
+    counts = np.zeros((len(scenes.NAMES),) * 2, "int64")
+    for index, (image, mask) in enumerate(pairs):
+        pixels = kv.preprocess_input(image[None], model)
+        if perturb is not None:
+            pixels = perturb(pixels, None, index)
+        found = model.predict_on_batch(pixels)["head"][0].argmax(-1)
+        np.add.at(counts, (mask[mask != 255], found[mask != 255]), 1)
+    correct = counts.diagonal()
+    iou = correct / (counts.sum(0) + counts.sum(1) - correct).clip(1)
+    return {
+        "mean_iou": iou.mean(), "iou": iou, "images": len(pairs),
+        "accuracy": correct.sum() / counts.sum(),
+    }  # fmt: skip
 
 
 keras.utils.set_random_seed(0)
-train, validation, names = masks.load(sys.argv[1]) if len(sys.argv) > 1 else scenes.load()
+train, validation = scenes.load()
 # Patches of 4 pixels: maps of 1/2 to 1/16 of the image.
 backbone = kv.features(kv.CaiT_Mini(weights="cifar10"), range(4), size=(32, 32))
-model = segmentation.UperNet(
-    backbone, len(names), channels=32, scales=(2, 1, 0.5, 0.25), auxiliary=32, class_names=names
+model = upernet(
+    backbone, len(scenes.NAMES), channels=32, scales=(2, 1, 0.5, 0.25), pool_sizes=(1, 2)
 )
-batches = Crops(train, model, min(BATCH, len(train)), scales=(0.8, 1.25), jitter=0.3)
-epochs = EPOCHS if len(sys.argv) < 2 else max(1, 300 // len(batches))
+model.preprocessing = backbone.preprocessing
+images, masks = map(np.stack, zip(*train, strict=True))
+batches = -(-len(images) // BATCH)
+loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=255)
+schedule = keras.optimizers.schedules.PolynomialDecay(2e-3, EPOCHS * batches, 0.0)
 model.compile(
-    kv.training.AdamW(Schedule(2e-3, epochs * len(batches), 0.0), weight_decay=0.01),
-    keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=255),
-    metrics=[
-        segmentation.MeanIoU(len(names), ignore_class=255, sparse_y_pred=False, name="mean_iou")
-    ],
+    keras.optimizers.AdamW(schedule, weight_decay=0.01),
+    loss={"head": loss, "auxiliary": loss},
+    loss_weights={"head": 1.0, "auxiliary": 0.4},
 )
-model.fit(batches, epochs=epochs, verbose=2)
-metrics = segmentation.evaluate(model, validation)
-for name, iou in zip(names, metrics["iou"], strict=True):
+labels = {"head": masks, "auxiliary": masks}
+model.fit(kv.preprocess_input(images, model), labels, BATCH, epochs=EPOCHS, verbose=2)
+metrics = evaluate(model, validation)
+for name, iou in zip(scenes.NAMES, metrics["iou"], strict=True):
     print(f"{name:12} {iou:6.1%}")
 print(f"mean IoU {metrics['mean_iou']:.1%}, pixel accuracy {metrics['accuracy']:.1%}")
 
 columns = []
-for index in range(min(6, len(validation))):
-    image, mask = validation[index]
-    found = segmentation.predict(model, image).argmax(-1)
-    three = [image, masks.overlay(image, mask), masks.overlay(image, found)]
+for image, mask in validation[:6]:
+    found = model.predict_on_batch(kv.preprocess_input(image[None], model))["head"][0].argmax(-1)
+    three = image, scenes.COLORS[mask], scenes.COLORS[found]
     columns += [np.vstack([Image.fromarray(one).resize((128, 128), 0) for one in three])]  # nearest
 Image.fromarray(np.hstack(columns)).save("segmented.png")
