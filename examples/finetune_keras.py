@@ -16,7 +16,8 @@ backbone = kv.CaiT_Mini(weights="cifar10", include_top=False, pooling="token")
 features = keras.layers.Dropout(0.1)(backbone.output)
 outputs = keras.layers.Dense(10, activation="softmax", dtype="float32", name="head")(features)
 # The same layers, trained as one loop over depth, which is faster under JAX.
-model = kv.as_chain(keras.Model(backbone.input, outputs), like=backbone)
+model = kv.as_chain(keras.Model(backbone.input, outputs))
+model.preprocessing = backbone.preprocessing
 
 batches = kv.data.pipelines("fashion_mnist", model, batch_size=64, augmentation="crop_flip")
 schedule = keras.optimizers.schedules.CosineDecay(1e-3, EPOCHS * len(batches.train))

@@ -26,7 +26,7 @@ def upernet(
     images = keras.Input(backbone.input_shape[1:])
     maps = [rescale(x, scale) for x, scale in zip(backbone(images), scales, strict=True)]
     *others, last = maps
-    pooled = [convolution(layers.AdaptiveAveragePooling2D(n)(last), channels) for n in pool_sizes]
+    pooled = [convolution(average(last, size), channels) for size in pool_sizes]
     x = convolution(
         layers.Concatenate()([last, *(resize(one, last) for one in pooled)]), channels, 3
     )
@@ -53,6 +53,13 @@ def rescale(x, scale):
             x = ops.gelu(layers.BatchNormalization()(x), approximate=False)
         x = layers.Conv2DTranspose(x.shape[-1], 2, 2)(x)
     return x
+
+
+def average(x, size):
+    """Average a map over a grid of cells."""
+    if size == 1:  # Keras's pooling to 1 x 1 raises in TensorFlow's graphs (3.15).
+        return ops.mean(x, axis=(1, 2), keepdims=True)
+    return layers.AdaptiveAveragePooling2D(size)(x)
 
 
 def convolution(x, channels, side=1):

@@ -3,7 +3,7 @@
 import functools
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple
 
 import keras
@@ -11,7 +11,7 @@ import numpy as np
 from keras import ops
 
 from keras_vitx.backend import restore_variables
-from keras_vitx.checks import check, check_argument, check_counts
+from keras_vitx.checks import check, check_argument
 from keras_vitx.layers.base import (
     at_least_float32,
     freeze_layers,
@@ -29,7 +29,6 @@ from keras_vitx.models import depth
 from keras_vitx.models.multi_head import MultiHeadTraining
 from keras_vitx.positions import Grid, resample
 from keras_vitx.preprocessing import Preprocessing
-from keras_vitx.provenance import base_of
 from keras_vitx.serialized import check_registered
 
 log = logging.getLogger(__name__)
@@ -352,48 +351,6 @@ class Chain(MultiHeadTraining, ImageModel):
         rates = np.linspace(0 if schedule == "linear" else rate, rate, len(blocks))
         for block, one in zip(blocks, rates, strict=True):
             block.drop_path = float(one)
-
-    def new_head(self, classes: int, activation: str | Callable | None = "softmax") -> "Chain":
-        """Return a model of the same layers, which are shared, with a new classifier.
-
-        A classifier of several tokens (`DistilledHead`, `DenseHead`) stays one.
-
-        Args:
-            classes: Number of classes.
-            activation: Activation of the classifier; None returns logits.
-
-        Raises:
-            ValueError: if the model does not end in a classifier.
-        """
-        check_counts(classes=classes)
-        *body, last = self.layers
-        if not isinstance(last, (keras.layers.Dense, MultiHead)):
-            raise ValueError(
-                "`new_head` needs a model that ends in a classifier. Received: one that ends in "
-                f"{last.name!r}. Create it with include_top=True, or put layers behind its output."
-            )
-        config = {**last.get_config(), "activation": activation}
-        config["classes" if isinstance(last, MultiHead) else "units"] = classes
-        for trained in ("frozen", "trainable", "lora_rank", "lora_alpha"):
-            config.pop(trained, None)
-        if getattr(last, "quantization_mode", None):  # Its kernel of integers can't be trained.
-            config["dtype"] = last.dtype_policy.name.partition("_from_")[2]
-        images = {"name": self.inputs[0].name, "dtype": self.inputs[0].dtype}
-        model = Chain(
-            [*body, type(last).from_config(config)],
-            self.input_shape[1:],
-            family=self.family,
-            preprocessing=self.network_preprocessing,
-            scan=self.scan,
-            remat=self.remat,
-            images=images,
-            dtype=self.dtype_policy,
-            name=self.name,
-        )
-        model.head_loaded = False
-        base = base_of(self.training_record)
-        model.training_record = base and {"base": base}
-        return model
 
     def at_size(self, size: tuple[int, int], antialias: bool = True) -> "Chain":
         """Return a copy for images of another `(height, width)`, with resampled positions.

@@ -6,7 +6,6 @@ import pytest
 from harness import BACKEND, FAMILIES, array, close, compiled, numbers
 
 import keras_vitx as kv
-from keras_vitx.keras_internals import sublayers
 from keras_vitx.layers import ClassToken, DenseHead, DistilledHead, PatchEmbedding
 from keras_vitx.losses import PerHead, SmoothedCrossentropy, SoftDistillation
 from keras_vitx.models import Chain
@@ -190,37 +189,6 @@ def test_attributes_that_other_libraries_have():
     assert (bare.num_features, bare.num_prefix_tokens, bare.depth) == (None, None, 0)
     model.set_drop_path(0.3)
     assert [block.drop_path for block in model.blocks] == [0.0, 0.3, 0.0, 0.0]
-
-
-@pytest.mark.parametrize("changes", [{}, {"distillation_token": True}], ids=["one", "two"])
-def test_new_head(changes):
-    model = kv.ViT(8, 2, 2, patch_size=8, input_shape=(16, 16, 3), classes=3, **changes)
-    model.class_names = ["a", "b", "c"]
-    other = model.new_head(5, activation=None)
-    assert (other.output_shape, other.class_names, other.name) == ((None, 5), None, model.name)
-    assert other.layers[2] is model.layers[2] and other.preprocessing == model.preprocessing
-    images = numbers((2, 16, 16, 3))
-    assert array(other(images)).shape == (2, 5)
-    assert abs(array(other(images)).sum() - 2) > 1e-3  # Logits.
-    again = type(other).from_config(other.get_config())
-    again.set_weights(other.get_weights())
-    close(array(again(images)), array(other(images)))
-
-
-@pytest.mark.parametrize("changes", [{}, {"distillation_token": True}], ids=["one", "two"])
-@pytest.mark.parametrize("how", ["int8", "lora"])
-@pytest.mark.filterwarnings("ignore:Layer .* does not have a `quantize` method")
-def test_a_new_head_of_an_adapted_one_is_drawn_and_trained(how, changes):
-    model = kv.ViT(8, 1, 2, patch_size=8, input_shape=(16, 16, 3), classes=3, **changes)
-    plain = [variable.path for variable in model.layers[-1].trainable_variables]
-    for layer in sublayers(model.layers[-1]):
-        if how == "lora" and isinstance(layer, keras.layers.Dense):
-            layer.enable_lora(2)
-    if how == "int8":
-        model.quantize("int8")
-    head = model.new_head(5).layers[-1]
-    assert [variable.path for variable in head.trainable_variables] == plain
-    assert all(array(v).std() > 0 for v in head.trainable_variables if "kernel" in v.path)
 
 
 # keras-team/keras#20015

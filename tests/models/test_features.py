@@ -106,7 +106,7 @@ def test_another_size():
     model = FAMILIES["CaiT"]()
     backbone = kv.features(model, ["blocks_0", "blocks_2"], size=(32, 24))
     images = numbers((2, 32, 24, 3))
-    assert [one.shape[1:] for one in backbone.maps] == [(4, 3, 8)] * 2
+    assert [one.shape[1:] for one in backbone.output] == [(4, 3, 8)] * 2
     larger = model.at_size((32, 24))
     compare(lambda: backbone(images), lambda: walk(larger, images, ["blocks_0", "blocks_2"], True))
     # Positions as DeiT's code resamples them.
@@ -115,25 +115,6 @@ def test_another_size():
     )
     expected = resample(array(old.embeddings.value), old.grid, new.grid, antialias=False)
     np.testing.assert_array_equal(array(new.embeddings.value), expected)
-
-
-def test_four_scales():
-    model = FAMILIES["ViT"](input_shape=(32, 64, 3), depth=4)
-    images = numbers((1, 32, 64, 3))
-    backbone = kv.features(model, range(4))
-    scaled = kv.features(model, range(4), scales=(4, 2, 1, 0.5))
-    upscaled = kv.features(model, "blocks_2", scales=(2, 1))
-    plain, found, from_one = compiled(lambda: [one(images) for one in (backbone, scaled, upscaled)])
-    assert [one.shape[1:3] for one in scaled.maps] == [(16, 32), (8, 16), (4, 8), (2, 4)]
-    close(array(found[2]), array(plain[2]))
-    pooled = array(plain[3]).reshape(1, 2, 2, 4, 2, 8).max((2, 4))
-    close(array(found[3]), pooled)
-    # Bilinear, with half-pixel centers: inside, quarters of the four neighbors.
-    a = array(plain[1])
-    weights = (0.75, 0.25)
-    inside = np.einsum("bijd,i,j->bd", a[:, :2, :2], weights, weights)
-    close(array(found[1])[:, 1, 1], inside)
-    close(array(from_one[1]), array(plain[2]))
 
 
 @pytest.mark.skipif(BACKEND != "jax", reason="the loop is JAX's")

@@ -30,7 +30,7 @@ COPIES = {
     "deepcopy": lambda model, _: copy.deepcopy(model),
     "at_size": lambda model, _: model.at_size((24, 16)),
     # Keras clones the layers, and makes a new model around them, which knows no family.
-    "clone": lambda model, _: kv.as_chain(keras.models.clone_model(model), like=model),
+    "clone": lambda model, _: kv.as_chain(keras.models.clone_model(model)),
 }
 
 
