@@ -73,8 +73,8 @@ def test_the_runs_of_claims_and_their_page(claims, report, tmp_path):
     report.main([str(directory), str(page), str(figures)])
     text = page.read_text()
     gain = report.difference(report.mean_of("entropy"), *claims.DESIGNS["entropy"])
-    assert f"| {gain(results.__getitem__):+.2f} | one seed | no power |" in text
-    assert "Sharing maps with the next blocks (Refiner, Table 13) |  |  | not run |" in text
+    assert f"| {gain(results.__getitem__):+.2f} | one seed |  | no power |" in text
+    assert "Sharing maps with the next blocks (Refiner, Table 13) |  |  |  | not run |" in text
     for name in ("entropy", "gates"):
         assert_drawn(figures / f"claims-{name}.png")
 
@@ -92,12 +92,25 @@ def test_the_runs_of_claims_and_their_page(claims, report, tmp_path):
         ((0.1, -0.1, 0.05), 1.0, "shows"),
         ((3.0, 3.1, 2.9), 1.0, "contradicts"),
         ((0.5, 1.5, 0.9), 1.0, "no power"),
+        ((0.01, -0.02, 0.02), None, "not at this scale"),
+        ((0.1, 2.0, -0.5), None, "no power"),
     ],
 )
 def test_verdicts(claims, report, found, margin, expected):
     (run,) = claims.DESIGNS["gates"]
-    claim = report.Claim("", "", "gates", "", {}, lambda of: of(run), margin)
-    assert report.verdict(claim, [{run: number} for number in found])[-1] == expected
+    claim = report.Claim("", "", "gates", "", {}, lambda of: of(run), size=0.7, margin=margin)
+    runs = [{run: number} for number in found]
+    assert report.verdicts([claim], runs)[0][-1] == expected
+
+
+def test_verdicts_are_corrected_together(claims, report):
+    (run,) = claims.DESIGNS["gates"]
+    claim = report.Claim("", "", "gates", "", {}, lambda of: of(run))
+    runs = [{run: number} for number in (1.0, 2.0, 1.5)]
+    ((*_, alone, shows),) = report.verdicts([claim], runs)
+    rows = report.verdicts([claim] * 3, runs)
+    assert shows == "shows" and {row[-1] for row in rows} == {"no power"}
+    assert {row[-2] for row in rows} == {f"{3 * float(alone):.2g}"}
 
 
 @pytest.mark.parametrize(
@@ -111,7 +124,7 @@ def test_verdicts_of_failures(claims, report, failed, expected):
         for index, (results, run) in enumerate(cases):
             results[run] = {"accuracy": 0.1 if index < count else 0.4}
     claim = next(claim for claim in report.CLAIMS if claim.failures)
-    text, _, verdict = report.verdict(claim, found)
+    ((text, _, _, verdict),) = report.verdicts([claim], found)
     count = 3 * len(claims.RATES)
     assert verdict == expected and text == f"{failed[0]} of {count}, {failed[1]} of {count}"
 
