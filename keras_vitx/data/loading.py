@@ -8,7 +8,7 @@ import math
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -18,7 +18,6 @@ from keras_vitx.backend import WORKER, is_worker
 from keras_vitx.data.augmentation import Augmentation
 from keras_vitx.data.augmentation.erasing import draw_erasing, erase_box
 from keras_vitx.data.augmentation.mixing import Mixing, shard_of_batch, soft_labels
-from keras_vitx.data.augmentation.windows import Window
 from keras_vitx.data.images import fit_to_model, normalize, with_channels
 from keras_vitx.data.sources.dataset import ArrayImages, Split
 from keras_vitx.pixels import packed
@@ -40,7 +39,6 @@ class Sample(NamedTuple):
 
     position: int
     image: Any = None
-    window: Window = Window()
     box: tuple[int, ...] | None = None
     error: str | None = None
 
@@ -84,7 +82,6 @@ class Loader:
     mixing: Mixing | None = None
     seed: int | None = None
     soft: int | None = None
-    targets: Callable[[Any, Window], np.ndarray] | None = None
     strict: bool = False
     pad: bool = False
     weighted: bool = False
@@ -96,9 +93,9 @@ class Loader:
         if self.seed is not None:
             self.batch_size = min(self.batch_size, self.split.size)
         if self.augmentation is not None:
-            self.augmentation.check(self.spec.channels, self.targets is not None)
+            self.augmentation.check(self.spec.channels)
         if self.mixing is not None:
-            self.mixing.check(self.split.labels, self.soft, self.batch_size, self.targets)
+            self.mixing.check(self.split.labels, self.soft, self.batch_size)
         self.weighted |= self.pad
         remainder = 0 if self.seed is None else self.split.size % self.batch_size
         self.size = self.split.size - remainder  # Images per epoch.
@@ -154,12 +151,12 @@ class Loader:
             if size <= self.budget:
                 self.budget -= size
                 self.cache[position] = image
-        size, window, box = self.spec.size, Window(), None
+        size, box = self.spec.size, None
         if augmentation is not None and augmentation.by == "pillow":
-            image, window = augmentation.pixels(image, size, random, self.spec.preprocessing.mean)
+            image = augmentation.pixels(image, size, random, self.spec.preprocessing.mean)
         if augmentation is not None and augmentation.erasing:
             box = draw_erasing(*size, augmentation.erasing, random)
-        return Sample(position, image, window, box)
+        return Sample(position, image, box)
 
     def mix(
         self, samples: list[Sample], random: np.random.Generator, shard: int, num_shards: int
@@ -189,11 +186,6 @@ class Loader:
         boxes = samples[0].box and np.array([sample.box for sample in samples], "int32")
         if self.soft is not None:
             labels = soft_labels(labels, self.soft)
-        if self.targets is not None:
-            pairs = [(self.split.id(sample.position), sample.window) for sample in samples]
-            if getattr(self.targets, "relabel", False):
-                labels = np.stack([self.targets.of_image(*pair) for pair in pairs])
-            labels = {"head": labels, "aux_head": np.stack([self.targets(*pair) for pair in pairs])}
         if self.mixing is not None:
             images, labels = self.mixing(images, labels, random, shard, num_shards)
         if not self.as_uint8:
@@ -240,7 +232,7 @@ class ImageBatches(PyDataset):
         super().__init__(workers=1)
         self.loader = loader = Loader(*arguments, **options)
         self.processes, self.endless = workers, loader.seed is not None
-        self.split, self.batch_size, self.targets = loader.split, loader.batch_size, loader.targets
+        self.split, self.batch_size = loader.split, loader.batch_size
         self.unreadable: dict[Any, str] = {}
         loader.budget = IN_MEMORY_BYTES // max(workers, 1)
         loader.as_uint8 = workers > 0

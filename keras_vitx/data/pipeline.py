@@ -5,11 +5,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
 from keras_vitx.data.augmentation import Augmentation
 from keras_vitx.data.augmentation.mixing import Mixing
-from keras_vitx.data.augmentation.windows import Window
 from keras_vitx.data.sources import load_dataset
 from keras_vitx.preprocessing import ModelInput
 
@@ -74,7 +71,6 @@ def pipelines(
     *,
     augmentation: str | Augmentation | Mapping[str, Any] | None = "crop_flip",
     mixing: Mixing | Mapping[str, Any] | None = None,
-    targets: Callable[[Any, Window], np.ndarray] | None = None,
     validation_split: float | Iterable[str | int] = 0.1,
     seed: int = 0,
     pad: bool = False,
@@ -102,12 +98,6 @@ def pipelines(
             "keras_cv" (the same with the layers of keras-cv); or None for the evaluation transform.
         mixing: A `Mixing` (MixUp and CutMix), or None. With mixing, the labels of all splits are
             float32 (batch, classes).
-        targets: A function of the id of a training image and its visible window (`top`, `left`,
-            `height`, `width`, as fractions, and `flip`) that returns an array of the same shape for
-            all images, such as one label per patch of the window
-            (`keras_vitx.training.TokenLabels`). The labels of a batch are then
-            {"head": labels, "aux_head": the stacked arrays}, and those of all splits float32
-            (batch, classes) with `TokenLabels`. MixUp mixes both; CutMix is an error for others.
         validation_split: As in `load_dataset`, if the source has no validation images.
         seed: Seed of the order, the augmentation and the split.
         pad: Whether to fill the last validation and test batch with black images, and to add
@@ -136,7 +126,7 @@ def pipelines(
     if names and len(names) < classes:
         text = "The source %s has %d classes, the model %d outputs."
         log.warning(text, source.name, len(names), classes)
-    soft = classes if mixing is not None or getattr(targets, "relabel", False) else None
+    soft = None if mixing is None else classes
     train = TrainingBatches(
         source.train,
         spec,
@@ -146,7 +136,6 @@ def pipelines(
         seed,
         soft=soft,
         strict=source.strict,
-        targets=targets,
         workers=workers,
     )
     validation, test = (

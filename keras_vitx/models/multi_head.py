@@ -1,7 +1,7 @@
-"""The training step of a `Chain`: several heads, several labels, and MixToken.
+"""The training step of a `Chain`, of several heads and several labels.
 
 In a step of `fit`, the model returns the logits of every classifier by name; otherwise, one
-prediction. MixToken's box comes with the labels, so that a step is a function of its batch alone.
+prediction.
 """
 
 import contextlib
@@ -17,9 +17,6 @@ from keras_vitx.layers.ops import scalars_on_device
 from keras_vitx.losses import FunctionLoss, PerHead, as_loss
 from keras_vitx.outputs import kind_of
 from keras_vitx.pixels import unpacked
-
-BOX = "mix_token"
-"""Name of the box among the labels: bool `(batch, rows * columns)`, the same for all images."""
 
 
 class MultiHeadTraining:
@@ -77,8 +74,6 @@ class MultiHeadTraining:
         *state, batch = args
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
         x = unpacked(x)
-        if isinstance(y, dict) and BOX in y:
-            x = {self.inputs[0].name: keras.tree.flatten(x)[0], BOX: y[BOX]}
         if not self.optimizer.built:  # Averages begin with the statistics before the step.
             self.optimizer.build(self.trainable_variables)
         try:
@@ -106,14 +101,8 @@ class MultiHeadTraining:
         return all(one.__module__.startswith("keras_vitx.") for one in methods)
 
     def logits_in_step(self, inputs: Any) -> dict[str, Any]:
-        """Return the logits of each head by name; `inputs` may include MixToken's box."""
-        images, box = _images_and_box(inputs)
-        x, (*body, head) = self.as_images(images), self.layers
-        if box is not None:
-            stem = next((i for i, layer in enumerate(body, 1) if hasattr(layer, "new_grid")), None)
-            if stem is None:
-                raise ValueError("MixToken exchanges patches: the model has no patch embedding.")
-            x, body = exchange(self.run(body[:stem], x, True), box), body[stem:]
+        """Return the logits of each head by name."""
+        x, (*body, head) = self.as_images(inputs), self.layers
         x = self.run(body, x, True)
         activation, is_several = getattr(head, "activation", None), isinstance(head, MultiHead)
         if not is_several and kind_of(activation) in (None, "logits"):
@@ -127,11 +116,7 @@ class MultiHeadTraining:
             head.activation = activation
 
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
-        r"""Return the compiled loss; in training, the weighted sum of the losses of all heads.
-
-        With MixToken, and $s$ the area of the box, the loss of an output is
-        $(1 - s)\, \mathrm{loss}(y, \hat y) + s\, \mathrm{loss}(y', \hat y)$ with $y'$ the labels in
-        reverse order, which for a cross entropy is the loss of the mixed label.
+        """Return the compiled loss; in training, the weighted sum of the losses of all heads.
 
         Labels and sample weights, `(batch,)`, may be dictionaries with `"head"`, the only one that
         counts in evaluation. Other names are those of the model's heads, a missing one of which
@@ -139,7 +124,7 @@ class MultiHeadTraining:
         (`PerHead`). Others raise a ValueError.
         """
         labels, weights = self._by_name(y), self._by_name(sample_weight)
-        head, box, loss = self.layers[-1], _images_and_box(x)[1], self.loss
+        head, loss = self.layers[-1], self.loss
         outputs = y_pred if isinstance(y_pred, dict) else {"head": y_pred}
         if self.in_step:
             # For the rest of the step: the loss, the metrics and the optimizer.
@@ -150,7 +135,7 @@ class MultiHeadTraining:
             if loss is None:
                 loss = self.loss
                 outputs = {name: activation(output) for name, output in outputs.items()}
-        is_plain = len(outputs) == 1 and box is None and (len(labels) == 1 or not training)
+        is_plain = len(outputs) == 1 and (len(labels) == 1 or not training)
         if loss is None or (is_plain and loss is self.loss):
             return super().compute_loss(
                 x, labels["head"], outputs["head"], weights["head"], training
@@ -173,29 +158,15 @@ class MultiHeadTraining:
             weight = weights.get(name, weights["head"])
             if weight is not None and len(weight.shape) == 1:
                 weight = _per_output(weight, output)
-            if box is None:
-                value = compare(label, output, weight)
-            elif name == "aux_head":
-                # The patches keep the labels of their own images.
-                value = compare(label, exchange(output, box), weight)
-            else:
-                area = ops.mean(ops.cast(box, "float32"), axis=-1)
-                weight = 1.0 if weight is None else ops.cast(weight, "float32")
-                value = compare(label, output, weight * (1 - area))
-                value += compare(ops.flip(label, 0), output, weight * area)
-            total = total + factors.get(name, 1.0) * value
+            total = total + factors.get(name, 1.0) * compare(label, output, weight)
         for added in self.losses:
             # A loss scales by the number of replicas, as mirrored strategies expect.
             total = total + FunctionLoss(lambda _, loss: loss)(added, ops.sum(added))
         return total
 
     def compute_metrics(self, x, y, y_pred, sample_weight=None):
-        """Update the metrics of `"head"`; with MixToken, by the labels of the larger part."""
-        label, box = self._by_name(y)["head"], _images_and_box(x)[1]
-        if box is not None:
-            own = ops.mean(ops.cast(box, "float32"), axis=-1) <= 0.5
-            own = ops.expand_dims(own, list(range(1, len(label.shape))))
-            label = ops.where(own, label, ops.flip(label, 0))
+        """Update the metrics of `"head"`."""
+        label = self._by_name(y)["head"]
         if isinstance(y_pred, dict):
             y_pred = y_pred["head"]
         if self.in_step:
@@ -203,10 +174,9 @@ class MultiHeadTraining:
         return super().compute_metrics(x, label, y_pred, self._by_name(sample_weight)["head"])
 
     def _by_name(self, values: Any) -> dict[str, Any]:
-        """Return labels or sample weights by name, without the box."""
+        """Return labels or sample weights by name."""
         if not isinstance(values, dict):
             return {"head": values}
-        values = {name: value for name, value in values.items() if name != BOX}
         names = getattr(self.layers[-1], "names", None)
         if "head" not in values or (names and not set(values) <= set(names)):
             raise ValueError(
@@ -215,11 +185,6 @@ class MultiHeadTraining:
                 f"Received: {sorted(values)}."
             )
         return values
-
-
-def exchange(patches: Any, box: Any) -> Any:
-    """Exchange the patches in the box, `(batch, patches)`, with those of the reversed batch."""
-    return ops.where(ops.cast(box, "bool")[..., None], ops.flip(patches, axis=0), patches)
 
 
 def _of_logits(loss: Any, activation: str | None) -> keras.losses.Loss | None:
@@ -237,13 +202,6 @@ def _activation_of(head: keras.layers.Layer) -> Any:
     activation = keras.activations.get(getattr(head, "activation", None))
     is_left_out = isinstance(head, MultiHead) or kind_of(activation) is not None
     return activation if is_left_out else keras.activations.linear
-
-
-def _images_and_box(inputs: Any) -> tuple[Any, Any]:
-    """Return the images of the inputs of a model, and MixToken's box or None."""
-    if not isinstance(inputs, dict):
-        return inputs, None
-    return next(value for name, value in inputs.items() if name != BOX), inputs.get(BOX)
 
 
 def _per_output(values, output):

@@ -23,5 +23,3 @@ from keras_vitx.training.recipes import list_recipes as list_recipes
 from keras_vitx.training.resume import resumable_fit as resumable_fit
 from keras_vitx.training.run import held_out as held_out
 from keras_vitx.training.targets import Distillation as Distillation
-from keras_vitx.training.targets import MixToken as MixToken
-from keras_vitx.training.targets import TokenLabels as TokenLabels

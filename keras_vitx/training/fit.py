@@ -47,7 +47,6 @@ def fit(
     recipe: str | Recipe = "finetune",
     *,
     teacher: keras.Model | None = None,
-    token_labels: Any = None,
     head: Head = "match",
     class_weight: Mapping[Any, float] | None = None,
     callbacks: Sequence[keras.callbacks.Callback] = (),
@@ -71,7 +70,6 @@ def fit(
             your own preprocessed batches, as for Keras's `fit`.
         recipe: Name of a recipe, the directory of a run, or a `Recipe`.
         teacher: A classifier whose predictions are additional labels (`Distillation`).
-        token_labels: Labels of the patches, for models with a dense head (`TokenLabels`).
         head: `"match"` permutes a trained head if the class names of the data are in another order,
             or reinitializes it if they differ; `"keep"` leaves it, `"fresh"` reinitializes it.
         class_weight: Weight in the training loss by label or class name; others weigh 1.
@@ -111,7 +109,7 @@ def fit(
     with RunRecord(output, resume, source) as run:
         data = open_data(
             source, model, recipe, settings, own_loss=own_loss, teacher=teacher,
-            token_labels=token_labels, class_weight=class_weight, seed=seed, **arguments,
+            class_weight=class_weight, seed=seed, **arguments,
         )  # fmt: skip
         recipe, batches = data.recipe, data.batches
         apply_settings(model, recipe)

@@ -84,7 +84,6 @@ class Recipe:
         crop_ratio: Crop ratio in evaluation.
         precision: `"float32"`, `"mixed_bfloat16"` or `"mixed_float16"`.
         label_smoothing: Label smoothing, in training only.
-        mix_token: Whether MixToken mixes the patches (`keras_vitx.training.MixToken`).
         distillation: `"hard"` or `"soft"`, the kind of distillation from the teacher passed to
             `fit` (`keras_vitx.training.Distillation`). None is `"hard"` and makes the teacher
             optional.
@@ -134,7 +133,6 @@ class Recipe:
     precision: Precision | None = None
 
     label_smoothing: Fraction = 0.1
-    mix_token: bool = False
     distillation: Literal["hard", "soft"] | None = None
     temperature: PositiveFloat = 3.0
     distillation_weight: Probability | None = None

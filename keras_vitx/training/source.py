@@ -23,7 +23,7 @@ from keras_vitx.text import nearest, shortened
 from keras_vitx.training.batches import BatchRange, first_of, is_endless, length_of, steps_of
 from keras_vitx.training.devices import check_batch, in_use
 from keras_vitx.training.recipe import Recipe
-from keras_vitx.training.targets import Distillation, MixToken, TokenLabels
+from keras_vitx.training.targets import Distillation
 
 log = logging.getLogger(__name__)
 SplitName = Literal["train", "validation", "test"]
@@ -59,7 +59,6 @@ def open_data(
     *,
     own_loss: bool = False,
     teacher: keras.Model | None = None,
-    token_labels: Any = None,
     class_weight: Mapping[Any, float] | None = None,
     seed: int = 0,
     **arguments: Any,
@@ -74,13 +73,11 @@ def open_data(
     options = {name: arguments.pop(name, default) for name, default in options.items()}
     batches = source = opened(source, seed=seed, **options)
     if isinstance(source, data.Pipelines):
-        _check_batches(batches, recipe, token_labels, {**options, **arguments})
+        _check_batches(batches, recipe, {**options, **arguments})
         check_range(batches.train, model)
     else:
         check(source.train is not None, "`source` must have training images.", source.name)
         recipe = recipe.for_images(source.train.size, fixed)
-        if token_labels is not None and not isinstance(token_labels, TokenLabels):
-            token_labels = TokenLabels(token_labels, model)
         inputs, classes = inputs_of(model, recipe.crop_ratio), model.output_shape[-1]
         batches = data.pipelines(
             source,
@@ -88,7 +85,6 @@ def open_data(
             recipe.part_of_batch,
             augmentation=recipe.augmentation,
             mixing=recipe.mixing,
-            targets=token_labels,
             seed=seed,
             pad=in_use().replicas > 1,
             **arguments,
@@ -101,7 +97,7 @@ def open_data(
                 f"classes ({shortened(names)}). Create the model with classes={len(names)}."
             )
     class_weight = _class_weight(class_weight, batches.class_names, model)
-    batches = _with_targets(batches.map(weighted), model, recipe, distillation, class_weight, seed)
+    batches = _with_targets(batches.map(weighted), model, distillation, class_weight)
     labels = labels_of(batches.train)
     check_batch(len(labels), in_use())
     size = len(labels) * recipe.accumulate_steps
@@ -172,16 +168,8 @@ def _distillation(recipe: Recipe, teacher: keras.Model | None) -> Distillation |
     return None
 
 
-def _check_batches(
-    batches: data.Pipelines, recipe: Recipe, token_labels: Any, arguments: Mapping[str, Any]
-) -> None:
+def _check_batches(batches: data.Pipelines, recipe: Recipe, arguments: Mapping[str, Any]) -> None:
     """Check own batches, which are used unchanged, and the arguments that would change them."""
-    if token_labels is not None:
-        raise ValueError(
-            "`token_labels` must be None for your own batches. Received: a "
-            f"{type(token_labels).__name__}. Pass `targets=TokenLabels(...)` to `data.pipelines`, "
-            "or batches with labels {'head': ..., 'aux_head': ...}."
-        )
     for name, value in arguments.items():
         if name != "validation_split" and value not in (None, 1.0, False, 0):
             raise ValueError(
@@ -240,16 +228,11 @@ def _class_weight(
 def _with_targets(
     batches: data.Pipelines,
     model: keras.Model,
-    recipe: Recipe,
     distillation: Distillation | None,
     class_weight: Mapping[int, float] | None,
-    seed: int,
 ) -> data.Pipelines:
-    """Return batches with a teacher's targets and, if the recipe uses MixToken, its boxes."""
-    train, token_labels = batches.train, getattr(batches.train, "targets", None)
-    if isinstance(token_labels, TokenLabels):
-        split = train.split
-        token_labels.check(split.id(index) for index in range(split.size))
+    """Return batches with a teacher's targets, if there is one."""
+    train = batches.train
     if distillation is not None:
         known = (batches.class_names, class_names_of(model), class_names_of(distillation.teacher))
         of_data, of_model, teacher_names = (
@@ -262,13 +245,10 @@ def _with_targets(
                 f"({', '.join(names[:5])}, ...). Received: ({', '.join(teacher_names[:5])}, ...)."
             )
         train = distillation.batches(train, model)
-    if recipe.mix_token:
-        train = MixToken(train, model, seed=seed)
-    if class_weight is not None and (token_labels or train is not batches.train):
+    if class_weight is not None and train is not batches.train:
         raise ValueError(
-            "`class_weight` must be None with several labels per image, from a teacher, token "
-            f"labels or MixToken. Received: {class_weight}. Pass batches (images, labels, weights) "
-            "instead."
+            f"`class_weight` must be None with a teacher's labels. Received: {class_weight}. Pass "
+            "batches (images, labels, weights) instead."
         )
     return batches._replace(train=train)
 

@@ -229,7 +229,7 @@ def test_whole_images(timm, photographs, zero_bits):
         theirs = np.stack([transform(picture).numpy().transpose(1, 2, 0) for _ in range(600)])
         ours = []
         for _ in range(600):
-            image, _ = augmentation.pixels(np.asarray(picture), (48, 48), generator, MEAN)
+            image = augmentation.pixels(np.asarray(picture), (48, 48), generator, MEAN)
             ours.append(normalize(image, IMAGENET_DEFAULT))
             erase_box(ours[-1], draw_erasing(48, 48, augmentation.erasing, generator))
         assert_one_distribution(

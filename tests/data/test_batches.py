@@ -267,33 +267,6 @@ def test_a_fraction_of_each_class():
 
 
 @backend_free
-def test_targets_follow_the_window_and_are_mixed():
-    seen = []
-
-    def targets(index, window):
-        seen.append((index, window))
-        return np.float32([1 + window.top, window.left, window.flip])
-
-    options = {"augmentation": "random_resized_crop", "targets": targets}
-    found = train(**options)
-    assert found.targets is targets
-    _, labels = made(found, 0, 1)
-    assert [index for index, _ in seen] == found.ids(0, 1)
-    assert labels["head"].tolist() == [index % 4 for index, _ in seen]
-    expected = np.float32([[1 + w.top, w.left, w.flip] for _, w in seen])
-    np.testing.assert_array_equal(labels["aux_head"], expected)
-
-    mixing = Mixing(cutmix=0)
-    classes = [index % 4 for index, _ in seen]
-    _, labels = made(train(mixing=mixing, **options), 0, 1)
-    assert labels["head"].shape == (8, 4)
-    row = next(i for i in range(8) if classes[i] != classes[7 - i])
-    share = labels["head"][row, classes[row]]
-    wanted = share * expected + (1 - share) * expected[::-1]
-    np.testing.assert_allclose(labels["aux_head"], wanted, rtol=1e-5, atol=1e-6)
-
-
-@backend_free
 @pytest.mark.parametrize("augmentation", ["crop_flip", "random_resized_crop"])
 def test_an_image_that_goes_bad_is_replaced_in_training(pets, caplog, augmentation):
     source = load_dataset(pets)

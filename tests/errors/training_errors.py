@@ -1,4 +1,4 @@
-"""`fit`, `evaluate`, recipes, the task of labels, teachers, token labels, devices."""
+"""`fit`, `evaluate`, recipes, the task of labels, teachers, devices."""
 
 import keras
 import numpy as np
@@ -6,14 +6,12 @@ from harness import FAMILIES
 from training import teachers
 from training.fitting import AGES, SHORT, TEST, TRAIN, Batched, Unlabeled, images_of, named, small
 from training.teachers import batches_of, student_of, teacher_of
-from training.test_token_labels import BY_COLOR, GRIDS, SOURCE, Window, model_of
 
 import keras_vitx as kv
 from keras_vitx import training
 from keras_vitx.losses import PerHead, SmoothedCrossentropy, SoftDistillation
-from keras_vitx.models import Chain
 from keras_vitx.outputs import Outputs, outputs_of, task_of
-from keras_vitx.training import Distillation, MixToken, Recipe, TokenLabels
+from keras_vitx.training import Distillation, Recipe
 from keras_vitx.training.prepare import match_head, set_similarity
 
 BACKEND_FREE = True
@@ -34,10 +32,6 @@ def fit_named(path, classes=2, **arguments):
 
 def distil(**arguments):
     return kv.fit(student_of(), teachers.PHOTOS, **teachers.SHORT | arguments)
-
-
-def label(source, **arguments):
-    return kv.fit(model_of(), source, epochs=1, batch_size=9, warmup_epochs=0, **arguments)
 
 
 def evaluate(source, *arguments, model=None, **options):
@@ -194,21 +188,6 @@ ERRORS = {
         "'head'": lambda: PerHead({"head_dist": SmoothedCrossentropy()}),
         "'mse'": lambda: PerHead({"head": "mse"}),
         "`temperature` ... Received: 0.0": lambda: SoftDistillation(0.0),
-        "`alpha` must be a number in (0, inf)": lambda: MixToken([], model_of(), alpha=0),
-        "after the patch embedding...chain": lambda: MixToken(
-            [], Chain([keras.layers.Flatten()], (8, 12, 3), name="chain")
-        ),
-        "dense_head=True": lambda: TokenLabels(GRIDS, FAMILIES["ViT"]()),
-        "columns, 3)...(5, 4, 4, 2)": lambda: TokenLabels(GRIDS[..., :2], model_of()),
-        "(5, 4, 4, 3) and (4, 4, 4, 3)": lambda: TokenLabels((GRIDS, GRIDS[:4]), model_of()),
-        "5 grids, and none ... 5": lambda: TokenLabels(GRIDS, model_of())(5, Window()),
-        "a.jpg": lambda: TokenLabels({}, model_of())("a.jpg", Window()),
-        "mapping": lambda: TokenLabels(GRIDS, model_of())("a.jpg", Window()),
-        "`relabel_size`": lambda: TokenLabels(GRIDS, model_of(), relabel_size=0),
-        "20 grids, and none for the image": lambda: label(SOURCE, token_labels=BY_COLOR[:20]),
-        "`token_labels` must be None": lambda: label(
-            kv.data.pipelines(SOURCE, model_of()), token_labels=BY_COLOR
-        ),
         # Teachers
         "`teacher` must be of type `Model`. Received: 'RegNetY'": lambda: Distillation("RegNetY"),
         "`teacher` must be a model": lambda: distil(distillation="hard"),

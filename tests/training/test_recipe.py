@@ -27,7 +27,7 @@ WRONG = {
     "epsilon": (0,), "clip_norm": (0.0,), "layer_decay": (0.0, 1.5), "ema": (0, 1.0),
     "accumulate_steps": (0, 1.5), "drop_path": (1.0, -0.1), "drop_path_schedule": (True, "rising"),
     "similarity": (-1,), "similarity_depth": (0,), "remat": ("yes",), "crop_ratio": (0,),
-    "label_smoothing": (1.0, -0.1), "mix_token": ("yes",), "distillation": ("medium",),
+    "label_smoothing": (1.0, -0.1), "distillation": ("medium",),
     "temperature": (0,), "distillation_weight": (1.5, -0.1), "flip": (1.5,), "mixup": (-0.1,),
     "result": ("first",), "steps_per_epoch": (0, 1.5), "min_updates": (0, 1.5),
     "freeze_epochs": (-1, 0.5), "patience": (0,), "precision": ("float64",), "mixing": (0.8,),
@@ -175,7 +175,6 @@ PAPERS = {
     "cait": (1e-3, {"epochs": 400, "batch_size": 1024, "warmup_epochs": 5, "drop_path": None}),
     "deepvit": (5e-4, {"batch_size": 256, "cooldown_epochs": 10, "repeats": 1, "ema": 0.99996}),
     "refiner": (5e-4, {"batch_size": 256, "drop_path": 0.1, "similarity_depth": 2, "ema": 0.99996}),
-    "refiner_advanced": (5e-4, {"batch_size": 512, "mix_token": True, "similarity_depth": 12}),
     "higher_resolution": (5e-6, {"epochs": 30, "batch_size": 512, "weight_decay": 1e-8}),
     "transfer": (1e-4, {"epochs": 1000, "warmup_epochs": 5, "crop_ratio": 0.875}),
 }
@@ -195,7 +194,7 @@ def test_recipes_of_the_papers(name):
         "mixup": 0.8, "cutmix": 1.0, "mixing_probability": 1, "switch": 0.5, "result": "last",
     }  # fmt: skip
     assert common.items() <= settings.items()
-    random = name in ("deepvit", "refiner", "refiner_advanced")
+    random = name in ("deepvit", "refiner")
     assert settings["train_interpolation"] == ("random" if random else "bicubic")
     if name != "higher_resolution":
         assert settings["weight_decay"] == 0.05

@@ -89,7 +89,7 @@ def test_the_average_is_measured_and_kept(result, tmp_path):
     "family,over", (("DeepViT", "heads"), ("DeepViT", "queries"), ("RefinedViT", "queries"))
 )
 def test_the_regularizer_is_part_of_the_loss(family, over):
-    """It is linear in its weight, which the recipes refiner_advanced and deepvit set."""
+    """It is linear in its weight, which the recipe deepvit sets."""
     losses = []
     for weight in (0.0, 0.1, 0.2):
         keras.utils.set_random_seed(0)

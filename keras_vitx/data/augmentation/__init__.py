@@ -14,7 +14,7 @@ from PIL import Image, ImageEnhance
 
 from keras_vitx.checks import PositiveInt, Probability, Range, check_fields, from_fields
 from keras_vitx.data.augmentation.rand_augment import RandAugment
-from keras_vitx.data.augmentation.windows import Window, random_shift, resized_crop
+from keras_vitx.data.augmentation.windows import random_shift, resized_crop
 from keras_vitx.text import nearest, needs_extra
 
 
@@ -90,8 +90,8 @@ class Augmentation:
             )
         return PRESETS[value]
 
-    def check(self, channels: int, has_targets: bool = False) -> None:
-        """Raise an error if images of these channels, with `targets` or not, can't be augmented.
+    def check(self, channels: int) -> None:
+        """Raise an error if images of these channels can't be augmented.
 
         It is an ImportError if keras-cv is needed and not installed, else a ValueError.
         """
@@ -102,13 +102,10 @@ class Augmentation:
                 f"`{colors[0]}` must be off for images without {' or '.join(map(str, possible))} "
                 f"channels, with by={self.by!r}. Received: {channels} channels."
             )
-        if self.by == "keras_cv":
-            if has_targets:
-                raise ValueError("`by` must be 'pillow' with `targets`. Received: 'keras_cv'.")
-            if not all(map(importlib.util.find_spec, ("keras_cv", "tensorflow"))):
-                raise ImportError(
-                    needs_extra('`augmentation` by="keras_cv" needs keras-cv', "keras-cv")
-                )
+        needed = ("keras_cv", "tensorflow") if self.by == "keras_cv" else ()
+        if not all(map(importlib.util.find_spec, needed)):
+            what = '`augmentation` by="keras_cv" needs keras-cv'
+            raise ImportError(needs_extra(what, "keras-cv"))
 
     def pixels(
         self,
@@ -116,20 +113,20 @@ class Augmentation:
         size: tuple[int, int],
         random: np.random.Generator,
         mean: Sequence[float],
-    ) -> tuple[np.ndarray, Window]:
-        """Apply all steps before normalization; return uint8 (*size, channels), and its window.
+    ) -> np.ndarray:
+        """Apply all steps before normalization; return uint8 (*size, channels).
 
         The image is uint8 (height, width, channels): the original for a random resized crop, else
         of that size. RandAugment uses `mean`, in 0..1 per channel, beyond the image.
         """
         if self.crop == "random_resized":
-            image, window = resized_crop(
+            image = resized_crop(
                 image, size, random, self.scale, self.ratio, self.train_interpolation
             )
-        else:
-            image, window = random_shift(image, random) if self.crop else (image, Window())
+        elif self.crop:
+            image = random_shift(image, random)
         if random.random() < self.flip:
-            image, window = image[:, ::-1], window._replace(flip=True)
+            image = image[:, ::-1]
         if self.rand_augment is not None:
             fill = tuple(min(255, round(255 * level)) for level in mean)
             image = RandAugment.named(self.rand_augment)(
@@ -137,7 +134,7 @@ class Augmentation:
             )
         if self.color_jitter:
             image = jitter_colors(image, self.color_jitter, random)
-        return image, window
+        return image
 
 
 def jitter_colors(image: np.ndarray, strength: float, random: np.random.Generator) -> np.ndarray:

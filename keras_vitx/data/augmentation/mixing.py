@@ -86,7 +86,7 @@ class Mixing:
         cut_area = math.prod(extent.stop - extent.start for extent in box)
         return 1 - cut_area / math.prod(size), tuple(box)
 
-    def check(self, labels: np.ndarray, classes: int, size: int, targets: Any = None) -> None:
+    def check(self, labels: np.ndarray, classes: int, size: int) -> None:
         """Raise a ValueError if batches of `size` images of such labels can't be mixed."""
         if is_regression(labels):
             raise ValueError(
@@ -101,8 +101,6 @@ class Mixing:
             raise ValueError(
                 f"`group_size` must divide the batch of {size} images. Received: {self.group_size}."
             )
-        if targets is not None and self.cutmix and not getattr(targets, "relabel", False):
-            raise ValueError(f"`cutmix` must be 0 with `targets`. Received: {self.cutmix}.")
 
     def __call__(
         self,

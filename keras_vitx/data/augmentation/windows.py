@@ -1,7 +1,6 @@
-"""Random crops of an image, and the window of the image that a crop shows."""
+"""Random crops of an image."""
 
 import math
-from typing import NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -17,21 +16,6 @@ FILTERS = {
 """The filters of `Augmentation.train_interpolation`, one of which is drawn at each use."""
 
 
-class Window(NamedTuple):
-    """The window of an image that a training image shows, for targets that follow it.
-
-    `top`, `left`, `height` and `width` are fractions of the image before the crop: the original for
-    a random resized crop, else the image at the input size. The window may extend beyond it, and is
-    mirrored if `flip`.
-    """
-
-    top: float = 0.0
-    left: float = 0.0
-    height: float = 1.0
-    width: float = 1.0
-    flip: bool = False
-
-
 def resized_crop(
     image: np.ndarray | Image.Image,
     size: tuple[int, int],
@@ -39,7 +23,7 @@ def resized_crop(
     scale: tuple[float, float] = (0.08, 1.0),
     ratio: tuple[float, float] = (3 / 4, 4 / 3),
     interpolation: str = "bicubic",
-) -> tuple[np.ndarray, Window]:
+) -> np.ndarray:
     """Crop a box of an image, as from `random_box`, and resize it to uint8 (*size, channels).
 
     The image is uint8 (height, width, channels), or an RGB picture of Pillow.
@@ -47,12 +31,11 @@ def resized_crop(
     pillow = isinstance(image, Image.Image)
     height, width = image.size[::-1] if pillow else image.shape[:2]
     top, left, rows, columns = random_box(height, width, random, scale, ratio)
-    window = Window(top / height, left / width, rows / height, columns / width)
     resample = draw_filter(interpolation, random)
     if pillow:
         box = image.crop((left, top, left + columns, top + rows))
-        return np.asarray(box.resize(size[::-1], resample)), window
-    return resize(image[top : top + rows, left : left + columns], size, resample), window
+        return np.asarray(box.resize(size[::-1], resample))
+    return resize(image[top : top + rows, left : left + columns], size, resample)
 
 
 def draw_filter(interpolation: str, random: np.random.Generator) -> Image.Resampling:
@@ -86,11 +69,10 @@ def random_box(
     return (height - rows) // 2, (width - columns) // 2, rows, columns
 
 
-def random_shift(image: np.ndarray, random: np.random.Generator) -> tuple[np.ndarray, Window]:
+def random_shift(image: np.ndarray, random: np.random.Generator) -> np.ndarray:
     """Shift a uint8 image (height, width, channels) by up to an eighth, with a black border."""
     height, width = image.shape[:2]
     rows, columns = height // 8, width // 8
     padded = np.pad(image, [(rows, rows), (columns, columns), (0, 0)])
     top, left = random.integers((2 * rows + 1, 2 * columns + 1)).tolist()
-    window = Window((top - rows) / height, (left - columns) / width)
-    return padded[top : top + height, left : left + width], window
+    return padded[top : top + height, left : left + width]
