@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-from keras_vitx.checks import PositiveFloat, check_argument, from_fields
+from keras_vitx.checks import PositiveFloat, check, check_argument, from_fields
 
 Interpolation = Literal["bicubic", "bilinear", "lanczos", "box", "hamming", "nearest"]
 
@@ -32,27 +32,14 @@ class Preprocessing:
     interpolation: Interpolation = "bicubic"
 
     def __post_init__(self):
-        for name in ("mean", "std"):
-            try:
-                values = tuple(map(float, getattr(self, name)))
-            except (TypeError, ValueError):
-                values = ()
-            if not values or not all(map(math.isfinite, values)):
-                raise ValueError(
-                    f"`{name}` must be one finite number per channel. "
-                    f"Received: {getattr(self, name)!r}."
-                )
-            object.__setattr__(self, name, values)
-        if len(self.mean) != len(self.std):
-            raise ValueError(
-                "`mean` and `std` must have one value per channel. "
-                f"Received: mean={self.mean}, std={self.std}."
-            )
-        if min(self.std) <= 0:
-            raise ValueError(f"`std` must be positive. Received: {self.std}.")
+        mean, std = (tuple(map(float, values)) for values in (self.mean, self.std))
+        is_valid = len(mean) == len(std) > 0 and all(map(math.isfinite, mean + std))
+        rule = "`mean` must be a finite number per channel, and `std` a positive one."
+        check(is_valid and min(std) > 0, rule, (mean, std))
         check_argument("crop_ratio", self.crop_ratio, PositiveFloat)
-        object.__setattr__(self, "crop_ratio", float(self.crop_ratio))
         check_argument("interpolation", self.interpolation, Interpolation)
+        for name, value in (("mean", mean), ("std", std), ("crop_ratio", float(self.crop_ratio))):
+            object.__setattr__(self, name, value)
 
     @classmethod
     def of(cls, value: "Preprocessing | Mapping[str, Any]") -> "Preprocessing":
@@ -63,11 +50,8 @@ class Preprocessing:
         """
         if isinstance(value, cls):
             return value
-        if not isinstance(value, Mapping) or not {"mean", "std"} <= set(value):
-            raise ValueError(
-                "`preprocessing` must be a `Preprocessing`, or a dictionary with `mean` and "
-                f"`std`. Received: {value!r}."
-            )
+        rule = "`preprocessing` must be a `Preprocessing`, or a dictionary with `mean` and `std`."
+        check(isinstance(value, Mapping) and {"mean", "std"} <= set(value), rule, value)
         return from_fields(cls, value)
 
     @classmethod
@@ -143,15 +127,6 @@ class ModelInput:
 
     input_shape: tuple[int | None, ...]
     preprocessing: Preprocessing
-
-    def __post_init__(self):
-        crop_ratio = self.preprocessing.crop_ratio
-        values = math.prod(side or 1 for side in self.input_shape[1:])
-        if values > MAX_VALUES * min(crop_ratio, 1) ** 2:
-            raise ValueError(
-                f"`model` must take images that are resized to at most {MAX_VALUES:,} values. "
-                f"Received: images of shape {self.input_shape[1:]} and crop_ratio={crop_ratio}."
-            )
 
     @classmethod
     def of(cls, model: Any, any_size: bool = False) -> "ModelInput":
