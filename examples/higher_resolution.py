@@ -16,10 +16,10 @@ SIDE = 48
 # At the resolution of the checkpoint.
 small = kv.CaiT_Mini(weights="cifar10")
 kv.fit(small, "fashion_mnist", "finetune", epochs=2)
-kv.save(small, "fashion-32")
+kv.weights.save_safetensors(small, "fashion-32.safetensors")
 
 # From its weights, with resampled positions.
-large = kv.CaiT_Mini(weights="fashion-32", input_shape=(SIDE, SIDE, 3))
+large = kv.CaiT_Mini(weights="fashion-32.safetensors", input_shape=(SIDE, SIDE, 3))
 before = kv.evaluate(large, "fashion_mnist", "validation", validation_split=0.1)
 history = kv.fit(
     large,

@@ -19,7 +19,6 @@ from keras_vitx.models import as_chain, count_macs, create_model, features, list
 from keras_vitx.models.sizes import *  # noqa: F403 - every family and size
 from keras_vitx.preprocessing import Preprocessing
 from keras_vitx.training import evaluate, fit
-from keras_vitx.weights.saving import load, push, save
 
 
 def preprocess_input(images, model):

@@ -25,7 +25,7 @@ from PIL import Image
 import keras_vitx as kv
 from keras_vitx.keras_internals import sublayers
 from keras_vitx.layers import Block
-from keras_vitx.weights import save_safetensors, save_torch
+from keras_vitx.weights import save_safetensors, to_checkpoint
 
 TESTS = Path(__file__).parent
 ROOT = TESTS.parent
@@ -200,6 +200,13 @@ def same_weights(one, other, but="\0"):
         np.testing.assert_array_equal(array(ours.value), array(theirs.value), err_msg=ours.path)
 
 
+def save_torch(model, path):
+    """Write a model's weights as PyTorch does."""
+    import torch
+
+    torch.save({name: torch.tensor(one) for name, one in to_checkpoint(model).items()}, path)
+
+
 FORMATS = {
     ".safetensors": save_safetensors,
     ".pth": save_torch,
@@ -210,12 +217,12 @@ FORMATS = {
 
 
 def save(model, path):
-    """Write a model in the format of the path's suffix, or as a directory; return the path."""
+    """Write a model in the format of the path's suffix; return the path."""
     if path.suffix in (".pth", ".ckpt"):
         pytest.importorskip("torch")
     if path.suffix == ".ckpt":
         return save(model, path.with_suffix(".pth")).rename(path)
-    (write,) = [FORMATS[end] for end in FORMATS if path.name.endswith(end)] or [kv.save]
+    (write,) = [FORMATS[end] for end in FORMATS if path.name.endswith(end)]
     write(model, path)
     return path
 

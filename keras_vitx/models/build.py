@@ -9,8 +9,9 @@ import contextlib
 import fnmatch
 import functools
 import inspect
+import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import keras
@@ -26,8 +27,7 @@ from keras_vitx.models.chain import Chain
 from keras_vitx.preprocessing import IMAGENET_DEFAULT, ModelInput, Preprocessing
 from keras_vitx.text import nearest
 from keras_vitx.weights.catalog import CONSTRUCTORS
-from keras_vitx.weights.load import entry_of
-from keras_vitx.weights.names import TABLES, Identity, Table
+from keras_vitx.weights.names import TABLES, Table
 
 Constructor = Callable[..., keras.Model]
 
@@ -236,11 +236,12 @@ def _model(
         "image_size": shape and shape[:2],
         "distillation_token": bool(arguments.get("distillation_token")),
     }
-    entry = entry_of(weights, **request)
+    source = checkpoints.find_source(weights, **request)
     if shape is None:
         shape = named.data["input_shape"]
-        if entry is not None:
-            shape = (entry.image_size, entry.image_size, shape[-1])
+        if source is not None and source.checkpoint is not None:
+            side = source.checkpoint.image_size
+            shape = (side, side, shape[-1])
     arguments["input_shape"] = shape
     network = ModelArguments(
         **{name: arguments.pop(name) for name in SHARED.keys() & arguments.keys()}
@@ -252,7 +253,6 @@ def _model(
 
     # Listing the layers checks the arguments, before anything is downloaded.
     layers = list_layers(network)
-    checkpoint = checkpoints.resolve(weights, **request)
     sources = [] if tensor is None else keras.utils.get_source_inputs(tensor)
     is_input = len(sources) == 1 and sources[0] is tensor
     if is_input and not network.include_preprocessing and "float" not in str(tensor.dtype):
@@ -261,40 +261,46 @@ def _model(
             f"Received: a tensor of dtype {tensor.dtype}."
         )
 
-    def build(layers: Layers) -> Chain:
-        preprocessing = named.preprocessing.for_channels(shape[-1])
-        if network.include_preprocessing:
-            statistics = preprocessing.mean, preprocessing.std
-            layers = [ImagePreprocessing(shape[:2], *statistics, name="preprocessing"), *layers]
-        return Chain(
-            layers,
-            shape,
-            family=family.__name__,
-            preprocessing=preprocessing,
-            remat=network.remat,
-            dtype=network.dtype,
-            input_tensor=tensor if is_input else None,
-            name=network.name or named.__name__,
-        )
-
-    def rebuild(classes: int) -> Chain:
-        return build(list_layers(replace(network, classes=classes)))
-
     # Without `classes`, the file determines them.
     is_open = "classes" not in passed and "classes" not in overrides
     # Whatever a strict file lacks is the classifier's.
-    is_filled = checkpoint is not None and network.strict
-    with without_drawing() if is_filled else contextlib.nullcontext():
-        model = build(layers)
-        model = checkpoints.load(
-            model, checkpoint, identities, rebuild if is_open else None, network.strict
-        )
+    is_filled = source is not None and network.strict
+    preprocessing = named.preprocessing.for_channels(shape[-1])
+    with checkpoints.open_source(source) as file:
+        if is_open and file is not None and file.classes not in (None, network.classes):
+            network = replace(network, classes=file.classes)
+            layers = list_layers(network)
+        if network.include_preprocessing:
+            statistics = preprocessing.mean, preprocessing.std
+            layers = [ImagePreprocessing(shape[:2], *statistics, name="preprocessing"), *layers]
+        with without_drawing() if is_filled else contextlib.nullcontext():
+            model = Chain(
+                layers,
+                shape,
+                family=family.__name__,
+                preprocessing=preprocessing,
+                remat=network.remat,
+                size=named.__name__,
+                arguments=_as_json({**passed, **overrides, "classes": network.classes}),
+                dtype=network.dtype,
+                input_tensor=tensor if is_input else None,
+                name=network.name or named.__name__,
+            )
+        if file is not None:
+            checkpoints.load(model, file, source.weights, network.strict)
     if is_filled and network.include_top and not model.head_loaded:
         start_anew(sublayers(model.layers[-1]))
     if tensor is None or is_input:
         return model
     inputs = sources[0] if len(sources) == 1 else sources
     return keras.Model(inputs, model(tensor), name=model.name)
+
+
+def _as_json(arguments: dict[str, Any]) -> str:
+    """Return the arguments of a constructor that describe the network; of objects, the types."""
+    left_out = {"weights", "strict", "input_shape", "input_tensor", "name"}
+    values = {name: value for name, value in arguments.items() if name not in left_out}
+    return json.dumps(to_python(values, max_ndim=1), default=lambda value: type(value).__name__)
 
 
 @contextlib.contextmanager
@@ -336,25 +342,3 @@ def _image_shape(input_shape: Any, input_tensor: Any) -> tuple[int, int, int] | 
             f"Received: input_shape={input_shape!r}."
         )
     return tuple(map(int, input_shape))
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Outline(ModelArguments):
-    """A network whose blocks are only counted, not made, which is fast."""
-
-    def blocks(self, attention: Any, mlp: Any, depth: int, **arguments: Any) -> Layers:
-        return [keras.layers.Identity(name="block")] * depth
-
-
-def identities(family: str) -> dict[str, Identity]:
-    """Return the depth and the width of each size of a family, by name."""
-    sizes = {}
-    for name, size in MODELS.items():
-        if size.family == family:
-            arguments = dict(size.data)
-            args = _Outline(**{key: arguments.pop(key) for key in SHARED.keys() & arguments.keys()})
-            layers = FAMILIES[family].list_layers(args, **arguments)
-            depth = sum(layer.name == "block" for layer in layers)
-            widths = [layer.dim for layer in layers if hasattr(layer, "dim")]
-            sizes[name] = Identity(family, depth, widths[-1] if widths else 0)
-    return sizes

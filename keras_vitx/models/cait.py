@@ -23,7 +23,6 @@ CHECKPOINT = Table(
         Row(r"(.+)/(proj_[lw])/kernel", r"\1/\2/weight"),
         Row(r"(.+)/ls([12])/gamma", r"\1/gamma_\2"),
     ),
-    mark="blocks_token_only",
 )
 
 

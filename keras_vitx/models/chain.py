@@ -1,7 +1,6 @@
 """`Chain`, the model class of all families: an ordered list of layers."""
 
 import functools
-import json
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple
@@ -29,7 +28,6 @@ from keras_vitx.models import depth
 from keras_vitx.models.multi_head import MultiHeadTraining
 from keras_vitx.positions import Grid, resample
 from keras_vitx.preprocessing import Preprocessing
-from keras_vitx.serialized import check_registered
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +62,8 @@ class ImageModel(keras.Model):
         scan: bool = True,
         remat: bool = False,
         threshold: float | Sequence[float] | None = None,
-        training_record: str | None = None,
+        size: str | None = None,
+        arguments: str | None = None,
         dtype: Any = None,
         **kwargs,
     ):
@@ -81,8 +80,9 @@ class ImageModel(keras.Model):
         self.scan = scan
         self.remat = remat
         self.threshold = threshold
+        self.size = size
         # Text, as Keras would read names of classes in a dictionary of the config.
-        self.training_record = training_record and dict(json.loads(training_record))
+        self.arguments = arguments
 
     @property
     def preprocessing(self) -> Preprocessing | None:
@@ -146,9 +146,7 @@ class ImageModel(keras.Model):
             restore_variables(self)
 
     def save(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
-        """Save the model as Keras does, with a warning about classes that are not registered.
-
-        A ValueError refuses the legacy format, which can't be read.
+        """Save the model as Keras does; a ValueError refuses the legacy format, which can't be read.
 
         Args:
             filepath: Path of the file, which ends in `.keras`, or of a directory.
@@ -160,17 +158,12 @@ class ImageModel(keras.Model):
                 "`filepath` must end in .keras, or be given to `save_weights` and end in "
                 f".weights.h5. Received: {str(filepath)!r}, of Keras's legacy format."
             )
-        try:
-            check_registered(self)
-        except ValueError as error:
-            log.warning("%s To load the file: `custom_objects`.", error)
         super().save(filepath, *args, **kwargs)
 
     def get_config(self) -> dict[str, Any]:
         """Return the config from which `from_config` makes an equal model with new weights."""
         images, preprocessing = self.inputs[0], self.network_preprocessing
-        record = self.training_record and json.dumps(self.training_record)
-        optional = {"threshold": self.threshold, "training_record": record}
+        optional = {"threshold": self.threshold, "size": self.size, "arguments": self.arguments}
         return {name: value for name, value in optional.items() if value is not None} | {
             "name": self.name,
             "trainable": self.trainable,
@@ -236,9 +229,8 @@ class Chain(MultiHeadTraining, ImageModel):
         images: Arguments of the `keras.Input`, such as `name`, `batch_size` and `dtype`.
         input_tensor: A `keras.Input` to use instead of a new one.
         dtype: Dtype policy of the model; the layers have their own.
-        **kwargs: As in `keras.Model`, such as `name`; and `training_record`, JSON of where the
-            weights come from (`keras_vitx.provenance`), which `weights=` and `kv.fit` set, and
-            `kv.save` puts into the model card.
+        **kwargs: As in `keras.Model`, such as `name`; and `size`, the name of the constructor, and
+            `arguments`, those it was called with, as JSON, which a weights file states.
     """
 
     def __init__(

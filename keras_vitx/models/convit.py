@@ -17,7 +17,6 @@ from keras_vitx.weights.names import Row, Table
 
 CHECKPOINT = Table(
     rows=(Row(r"(.+)/gating_param", r"\1/gating_param"),),
-    mark="gating_param",
 )
 
 

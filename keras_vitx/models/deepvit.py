@@ -22,7 +22,6 @@ from keras_vitx.weights.names import Row, Table
 CHECKPOINT = Table(
     replacements=(("/re_attention/", "/"),),
     rows=(Row(r"(.+)/reatten_matrix/kernel", r"\1/reatten_matrix/weight", "mixing"),),
-    mark="reatten_matrix",
 )
 
 

@@ -16,7 +16,6 @@ CHECKPOINT = Table(
         ("/attn/mlp/", "/mlp_tokens/"),
         ("/mlp/", "/mlp_channels/"),
     ),
-    mark="mlp_tokens|attn/mlp",
 )
 
 

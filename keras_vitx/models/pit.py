@@ -27,7 +27,6 @@ CHECKPOINT = Table(
         Row(r"pos_embed/embeddings", r"pos_embed", "map"),
         Row(r"(.+)\.pool/conv/kernel", r"\1/pool/conv/weight", "depthwise"),
     ),
-    mark="transformers",
 )
 
 

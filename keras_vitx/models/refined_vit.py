@@ -33,7 +33,6 @@ CHECKPOINT = Table(
         Row(r"(.+)/depth_sep_conv/kernel", r"\1/depth_sep_conv/weight"),
         Row(r"(.+)/scale_channel/gamma", r"\1/scale_channel"),
     ),
-    mark="adapt_bn",
 )
 
 

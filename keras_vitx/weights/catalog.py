@@ -33,11 +33,6 @@ class Checkpoint:
         top1_v2: Top-1 accuracy on ImageNet-V2 (matched frequency).
         source: "hf://owner/repo"; "package:FILE" for a file that ships with this project; or the
             URL of a page to download it from by hand.
-        file: File name in the hub repository.
-        url: URL of the authors' original file (PyTorch or NumPy), if any.
-        revision: Commit of the hub repository; None if unknown. Loading a file with neither a
-            `revision` nor a `sha256` logs a warning.
-        sha256: SHA-256 of `file`, or a prefix of it; None if unknown.
         classes: Number of classes of the head; 0 without a head.
         dataset: The dataset whose classes the head has, also accepted by `weights=`.
         preprocessing: Preprocessing of the images.
@@ -55,10 +50,6 @@ class Checkpoint:
     top1_real: float | None = None
     top1_v2: float | None = None
     source: str = ""
-    file: str = "model.safetensors"
-    url: str | None = None
-    revision: str | None = None
-    sha256: str | None = None
     classes: int = 1000
     dataset: str = IMAGENET
     preprocessing: Preprocessing = IMAGENET_DEFAULT
@@ -135,18 +126,6 @@ mixer_b16_224.goog_in21k                   Mixer_B16  inception 0.875
 mixer_b16_224.miil_in21k                   Mixer_B16  miil      0.875
 """
 
-# The first digits of the hash, in the names of DeiT's files.
-HASHES = {
-    "deit_tiny_patch16_224": "a1311bcf",
-    "deit_small_patch16_224": "cd65a155",
-    "deit_base_patch16_224": "b5f2ef4d",
-    "deit_base_patch16_384": "8de9b5d1",
-    "deit_tiny_distilled_patch16_224": "b40b3cf7",
-    "deit_small_distilled_patch16_224": "649709d9",
-    "deit_base_distilled_patch16_224": "df68dfff",
-    "deit_base_distilled_patch16_384": "d0272ac0",
-}
-
 NORMALIZATION = {
     "default": IMAGENET_DEFAULT,
     "inception": IMAGENET_INCEPTION,
@@ -159,11 +138,6 @@ def _timm(row: str) -> Checkpoint:
     stem = name.partition(".")[0]
     has_head = "dinov2" not in stem
     side = re.search(r"\d{3}$|$", stem)[0] or ("224" if has_head else "518")
-    file = None
-    if stem in HASHES:
-        file = f"{stem}-{HASHES[stem]}.pth"
-    elif stem.startswith("cait"):
-        file = f"{constructor.removeprefix('CaiT_')}_{side}.pth"
     # Accuracies are those of ImageNet-1k.
     classes = 1000 if accuracies else 11221 if normalization == "miil" else 21843
     dataset = IMAGENET if accuracies else IMAGENET_21K
@@ -175,7 +149,6 @@ def _timm(row: str) -> Checkpoint:
         int(side),
         *map(float, accuracies),
         source=f"hf://timm/{name}",
-        url=file and f"https://dl.fbaipublicfiles.com/deit/{file}",
         classes=classes,
         dataset=dataset,
         preprocessing=NORMALIZATION[normalization].replace(crop_ratio=float(crop_ratio)),

@@ -2,20 +2,21 @@
 
 import logging
 import re
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 
 from keras_vitx.positions import Grid, resample, square_grid
+from keras_vitx.text import shortened
 from keras_vitx.weights.names import (
     IGNORED,
-    Sizes,
     checkpoint_name,
     from_keras,
-    identify,
     is_head,
+    renumber,
     shape_in_checkpoint,
     to_keras,
     weights_of,
@@ -26,28 +27,17 @@ logger = logging.getLogger("keras_vitx")
 
 RGB = 3
 
-# Floating-point types, as NumPy, PyTorch, Keras and safetensors spell them.
+# Floating-point types, as NumPy, PyTorch and safetensors spell them.
 FLOATING = re.compile("(bfloat|float|bf|f)(16|32|64)", re.IGNORECASE)
-
-# Types of quantized weights, likewise.
-QUANTIZED = re.compile("[iu]8|q?u?int[48]|q?u?int4x2|(f8|float8).*", re.IGNORECASE)
-
-# Variables that an argument of the model adds or removes.
-OPTIONS = {
-    "distillation_token": "dist_token|head_dist",
-    "dense_head": "aux_head",
-    "normalize_maps": "var_norm",
-}
 
 
 class Conversion(NamedTuple):
     """The arrays of a file that fit a model."""
 
     arrays: Iterator[tuple[Any, np.ndarray]]  # Each variable with its array, read lazily.
-    head: bool  # Whether `arrays` includes the classifier.
-    classes: int | None  # Number in the file; None without a classifier.
-    started: tuple[str, ...] = ()  # Names of the variables that the file does not have.
-    unused: tuple[str, ...] = ()  # Names of the arrays that the model does not have.
+    head: bool | None  # Whether `arrays` includes the classifier; None if the model has none.
+    started: list[str]  # Names of the variables that the file does not have.
+    unused: list[str]  # Names of the arrays that the model does not have.
 
 
 class _Entry(NamedTuple):
@@ -61,55 +51,64 @@ class _Entry(NamedTuple):
     on_image: bool  # Whether it is the kernel of the convolution on the image.
 
 
-def convert(
-    file: WeightsFile, model, sizes: Sizes | None = None, strict: bool = True
-) -> Conversion:
+def convert(file: WeightsFile, model, strict: bool = True) -> Conversion:
     """Match every variable of a model with its array in a file, by the family's rename table.
 
     Position embeddings are resampled, and the first kernel is adapted to the image channels. A
     classifier with another number of classes is skipped. Any other difference raises a ValueError
-    that lists all missing, unexpected and misshapen arrays, and the size in `sizes` that the file
-    looks like; unless `strict`, only misshapen ones, and a file that fits nothing.
+    that lists the missing, unexpected and misshapen arrays; unless `strict`, only the last ones.
     """
-    entries = _entries(model, file)
-    ignored = (*IGNORED, "/grid") if file.native else IGNORED
-    arrays = {name: array for name, array in file.arrays.items() if not name.endswith(ignored)}
-
-    heads = [entry for entry in entries if is_head(entry.name)]
-    classes = _classes(heads, arrays, file.native)
-    model_classes = _classes(heads, {entry.name: entry for entry in heads}, file.native)
-    has_head = bool(heads) and not file.headless and classes in (None, model_classes)
+    entries, arrays = _entries(model, file.in_keras), file.arrays
+    if file.in_keras:
+        arrays = _by_path(arrays, model)
+    arrays = {name: array for name, array in arrays.items() if not name.endswith(IGNORED)}
+    own_classes = {
+        entry.shape[-1 if file.in_keras else 0] for entry in entries if is_head(entry.name)
+    }
+    has_head = bool(own_classes) and not file.headless and file.classes in (None, *own_classes)
     if not has_head:
         entries = [entry for entry in entries if not is_head(entry.name)]
         arrays = {name: array for name, array in arrays.items() if not is_head(name)}
 
     missing = [entry.name for entry in entries if entry.name not in arrays]
     extra = sorted(arrays.keys() - {entry.name for entry in entries})
-    wrong: dict[str, str] = {}
+    wrong = []
     matches: list[tuple[_Entry, StoredArray, Grid | None]] = []
     for entry in entries:
         if (array := arrays.get(entry.name)) is None:
             continue
         grid = _grid(entry, array.shape, file)
         if not FLOATING.fullmatch(array.dtype):
-            wrong[entry.name] = f"{array.dtype} and not floating-point numbers"
+            wrong.append(f"{entry.name} is {array.dtype} and not floating-point numbers")
         elif grid is None and array.shape != entry.shape and not _reads_rgb(entry, array.shape):
-            wrong[entry.name] = f"{array.shape} in the file, {entry.shape} in the model"
+            wrong.append(f"{entry.name} is {array.shape} in the file, {entry.shape} in the model")
         else:
             matches.append((entry, array, grid))
     if wrong or not matches or (strict and (missing or extra)):
-        message = _mismatch(missing, extra, wrong, entries, file, model, sizes)
-        raise ValueError(message)
+        origin = f", saved from a {file.size}," if file.size else ""
+        lines = [f"The file{origin} doesn't fit the model {model.name!r}."]
+        if missing and all(map(is_head, missing)):
+            lines[0] += (
+                " It has no classifier: build with include_top=False, or strict=False, which "
+                "starts one."
+            )
+        for names, problem in (
+            (missing, "missing from the file"),
+            (extra, "not in the model"),
+            (wrong, "of another shape or kind"),
+        ):
+            if names:
+                lines.append(f"- {len(names)} {problem}: {shortened(names, 8)}")
+        raise ValueError("\n".join(lines))
     values = ((entry.variable, _read(entry, array, grid)) for entry, array, grid in matches)
-    has_head = has_head and all(not is_head(name) for name in missing)
-    return Conversion(values, has_head, classes, tuple(missing), tuple(extra))
+    head = has_head and not any(map(is_head, missing)) if own_classes else None
+    return Conversion(values, head, missing, extra)
 
 
 def to_checkpoint(model) -> dict[str, np.ndarray]:
     """Return a model's weights, float32, by the names and in the layouts of PyTorch checkpoints.
 
-    Raises:
-        ValueError: if a variable has no name in the family's checkpoints.
+    A variable that has no name in the family's checkpoints has its path for a name.
     """
     arrays = {}
     for entry in _entries(model):
@@ -119,49 +118,38 @@ def to_checkpoint(model) -> dict[str, np.ndarray]:
     return arrays
 
 
-def has_checkpoint_names(model) -> bool:
-    """Return whether all variables have PyTorch names; those of LoRA and quantization don't."""
-    try:
-        names = {entry.name for entry in _entries(model)}
-    except (ValueError, KeyError):  # No name, or a kernel of another rank.
-        return False
-    return len(names) == len(model.weights)
+def grid_of(model) -> Grid | None:
+    """Return the rows and columns of a model's position embeddings; None without them."""
+    grids = (entry.positions.grid for entry in _entries(model) if entry.positions)
+    return next(map(tuple, grids), None)
 
 
-def _entries(model, file: WeightsFile | None = None) -> list[_Entry]:
-    """Return an entry per variable; for a file, by its path where no checkpoint has a name."""
-    entries, native = [], file is not None and file.native
+def _entries(model, in_keras: bool = False) -> list[_Entry]:
+    """Return an entry per variable, for a file of PyTorch's or of Keras's names and layouts."""
+    entries = []
     for variable, path, layer in weights_of(model):
-        try:
-            name, layout = checkpoint_name(path, model.family)
-        except ValueError:
-            if file is None:
-                raise
-            name, layout = path, "same"
-        if file is not None and layout == "kernel" and len(variable.shape) not in (2, 4):
+        name, layout = checkpoint_name(path, model.family)
+        if layout == "kernel" and len(variable.shape) not in (2, 4):
             layout = "same"  # Of a layer that no checkpoint has.
-        if variable.name == "embeddings" and hasattr(layer, "num_prefix_tokens"):
-            layout = "positions" if layout == "same" else layout
-        is_position = layout in ("positions", "map")
-        positions, grid = (layer, tuple(layer.grid)) if is_position else (None, None)
-        if native:
+        positions = layer if layout in ("positions", "map") else None
+        if in_keras:
             name, layout = path, "positions" if positions else "same"
+        grid = positions and tuple(positions.grid)
         shape = shape_in_checkpoint(tuple(variable.shape), layout, grid)
         # The first layer is the convolution on the image.
         entries.append(_Entry(variable, name, layout, shape, positions, on_image=not entries))
     return entries
 
 
-def _classes(heads: list[_Entry], arrays: dict[str, StoredArray], native: bool) -> int | None:
-    """Return the number of classes in the file; None if its heads differ in anything else."""
-    classes, others = (-1, slice(-1)) if native else (0, slice(1, None))
-    counts = set()
-    for entry in heads:
-        shape = arrays[entry.name].shape if entry.name in arrays else ()
-        if not shape or shape[others] != entry.shape[others]:
-            return None
-        counts.add(shape[classes])
-    return counts.pop() if len(counts) == 1 else None
+def _by_path(arrays: dict[str, StoredArray], model) -> dict[str, StoredArray]:
+    """Return the arrays of a Keras file, which numbers those of a layer, by a model's paths."""
+    names, counts = {}, Counter()
+    for _, path, _ in weights_of(model):
+        layer = path.rpartition("/")[0]
+        names[f"{layer}/{counts[layer]}"] = path
+        counts[layer] += 1
+    renumbered = renumber(arrays, model)
+    return {names.get(renumbered[name], renumbered[name]): arrays[name] for name in arrays}
 
 
 def _grid(entry: _Entry, shape: tuple[int, ...], file: WeightsFile) -> Grid | None:
@@ -194,19 +182,6 @@ def _reads_rgb(entry: _Entry, shape: tuple[int, ...]) -> bool:
     return entry.on_image and shape == shape_in_checkpoint((*own[:2], RGB, own[-1]), entry.layout)
 
 
-def _other_images(entry: _Entry, shape: tuple[int, ...]) -> Iterator[str]:
-    """Tell in which images the convolution in a file differs from the model's, and how to adapt."""
-    if len(shape) == 4:
-        in_keras = to_keras(np.broadcast_to(np.float32(0), shape), entry.layout).shape
-        (*sides, channels, _), (*own_sides, own_channels, _) = in_keras, entry.variable.shape
-        if channels != own_channels:
-            counts = f"{channels} channels, the model's {own_channels}"
-            yield f"Its images have {counts} (input_shape)."
-        if sides != own_sides:
-            old, new = (" x ".join(map(str, pair)) for pair in (sides, own_sides))
-            yield f"Its patches have {old} pixels, the model's {new} (patch_size)."
-
-
 def _read(entry: _Entry, array: StoredArray, grid: Grid | None) -> np.ndarray:
     """Return an array of a file in the layout and the shape of its variable."""
     values = to_keras(array.read().astype("float32", copy=False), entry.layout)
@@ -231,66 +206,3 @@ def _for_channels(kernel: np.ndarray, channels: int) -> np.ndarray:
     if channels == 1:
         return kernel.sum(axis=-2, keepdims=True)
     return np.take(kernel, np.arange(channels) % rgb, axis=-2) * np.float32(rgb / channels)
-
-
-def _mismatch(missing, extra, wrong, entries, file: WeightsFile, model, sizes) -> str:
-    """Return the message of the error that lists all arrays that don't match."""
-    summary = [f"The file doesn't fit the model {model.name!r}."]
-    arrays = file.arrays
-    quantized = {arrays[name].dtype for name in wrong if QUANTIZED.fullmatch(arrays[name].dtype)}
-    if quantized:
-        summary.append(
-            f"It is quantized ({', '.join(sorted(quantized))}): give the weights from before "
-            "quantization, or load the whole model with keras_vitx.load."
-        )
-    if file.description and file.description.model != model.name:
-        summary.append(f"It says it was saved from {file.description.model!r}.")
-    if len(missing) + len(wrong) > len(entries) / 2:
-        identity = identify({name: array.shape for name, array in file.arrays.items()})
-        known = sizes(identity.family) if identity and sizes else {}
-        name = next((name for name, other in known.items() if other == identity), None)
-        summary.append(f"It looks like {name or identity or 'another architecture'}.")
-    if missing and all(is_head(name) for name in missing):
-        summary.append(
-            "It has no classifier: build with include_top=False, or strict=False, which starts one."
-        )
-    for argument, mark in OPTIONS.items():
-        for names, value in ((extra, True), (missing, False)):
-            if names and all(re.search(mark, name) for name in names):
-                summary.append(f"Build the model with {argument}={value}.")
-    if entries[0].on_image and entries[0].name in wrong:
-        summary += _other_images(entries[0], arrays[entries[0].name].shape)
-    lines = [" ".join(summary)]
-    for names, problem in ((missing, "missing from the file"), (extra, "not in the model")):
-        if names:
-            lines.append(f"- {len(names)} {problem}: {', '.join(abbreviate(names))}")
-    if wrong:
-        groups: dict[str, list[str]] = {}
-        for name, problem in wrong.items():
-            groups.setdefault(problem, []).append(name)
-        items = [
-            f"{', '.join(abbreviate(names))} is {problem}" for problem, names in groups.items()
-        ]
-        lines.append(f"- {len(wrong)} of another shape or kind: {'; '.join(items)}")
-    return "\n".join(lines)
-
-
-def abbreviate(names: Iterable[str]) -> list[str]:
-    """Merge names that differ in a layer's index only, as in blocks.{0-2}.norm1.bias."""
-    groups: dict[tuple[str, str], list[str]] = {}
-    for name in names:
-        # The number after "blocks." in a checkpoint, after "blocks_" in Keras.
-        start, *rest = re.split(r"(?<=[._])(\d+)(?=[./])", name, maxsplit=1)
-        number, end = rest or ("", "")
-        groups.setdefault((start, end), []).append(number)
-    merged = []
-    for (start, end), numbers in groups.items():
-        if len(numbers) < 3:
-            merged += [f"{start}{number}{end}" for number in numbers]
-            continue
-        indices = sorted(map(int, numbers))
-        first, last = indices[0], indices[-1]
-        is_range = last - first == len(indices) - 1
-        inside = f"{first}-{last}" if is_range else ",".join(map(str, indices))
-        merged.append(f"{start}{{{inside}}}{end}")
-    return merged

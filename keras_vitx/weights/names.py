@@ -3,9 +3,8 @@
 A table has one rule per row; the first match wins.
 """
 
-import contextlib
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,7 +30,6 @@ class Table(NamedTuple):
 
     replacements: tuple[tuple[str, str], ...] = ()  # As in `re.sub`, before all rows.
     rows: tuple[Row, ...] = ()  # Tried before the generic ones.
-    mark: str | None = None  # Pattern of variables of this family only, for errors about files.
 
 
 GENERIC = Table(
@@ -57,8 +55,8 @@ TABLES: dict[str, Table] = {}
 """The rename table of each family, by name; `models.family` registers them."""
 
 
-# Suffixes of entries that are ignored: counters, and distances determined by the grid.
-IGNORED = ("num_batches_tracked", "rel_indices")
+# Suffixes of entries that are ignored: counters, distances determined by the grid, and grids.
+IGNORED = ("num_batches_tracked", "rel_indices", "/grid")
 
 # Layers whose last axis is the classes.
 HEADS = ("head", "head_dist", "aux_head")
@@ -124,7 +122,7 @@ def _base(name: str) -> str:
 
 
 def checkpoint_name(path: str, family: str) -> tuple[str, str]:
-    """Return a path's (name, layout) in a PyTorch checkpoint; raises a ValueError without one."""
+    """Return a path's (name, layout) in a PyTorch checkpoint: the path itself if none has it."""
     table = TABLES.get(family, Table())
     key = path
     for pattern, replacement in (*GENERIC.replacements, *table.replacements):
@@ -132,16 +130,7 @@ def checkpoint_name(path: str, family: str) -> tuple[str, str]:
     for row in (*table.rows, *GENERIC.rows):
         if match := re.fullmatch(row.pattern, key):
             return match.expand(row.name).replace("/", "."), row.layout
-    raise ValueError(f"No checkpoint has a name for the variable {path!r} of a {family} model.")
-
-
-def checkpoint_names(model) -> list[str]:
-    """Return the names in a checkpoint of those of `model.weights` that have one."""
-    names = []
-    for _, path, _ in weights_of(model):
-        with contextlib.suppress(ValueError):
-            names.append(checkpoint_name(path, model.family)[0])
-    return names
+    return path, "same"
 
 
 def is_head(name: str) -> bool:
@@ -181,34 +170,3 @@ def shape_in_checkpoint(
 ) -> tuple[int, ...]:
     """Return the shape in a checkpoint of a variable of shape `shape`."""
     return from_keras(np.broadcast_to(np.float32(0), shape), layout, grid).shape
-
-
-class Identity(NamedTuple):
-    """The family and size of a network, from the names and shapes of its arrays."""
-
-    family: str  # "ViT" stands for all families with its variables.
-    depth: int  # Without class blocks.
-    dim: int  # Width of a token in the last stage.
-
-    def __str__(self):
-        return f"a {self.family} of {self.depth} blocks, {self.dim} wide"
-
-
-Sizes = Callable[[str], Mapping[str, Identity]]
-"""A function from a family to the identity of each of its sizes, by name."""
-
-
-def identify(shapes: Mapping[str, tuple[int, ...]]) -> Identity | None:
-    """Identify a network by the names (PyTorch's or Keras's) and shapes of its arrays."""
-    # Last, since the other families have a class token, too.
-    marks = {name: table.mark for name, table in TABLES.items() if table.mark}
-    marks["ViT"] = "cls_token"
-    matches = (
-        name for name, mark in marks.items() if any(re.search(mark, path) for path in shapes)
-    )
-    family = next(matches, None)
-    blocks = {match[0] for path in shapes if (match := re.match(r"(.*_|.*\.)?blocks[._]\d+", path))}
-    norm = shapes.get("norm.weight") or shapes.get("norm/gamma")
-    if family is None or not blocks or not norm:
-        return None
-    return Identity(family, len(blocks), norm[0])

@@ -1,37 +1,33 @@
 """Reading weights files, one array at a time.
 
-safetensors, PyTorch with `weights_only=True` and h5py read them: no code in a file runs, no other
-file is opened, and the size of a file bounds the memory.
+safetensors, PyTorch with `weights_only=True` and h5py read them, so that no code in a file runs.
 """
 
 import contextlib
-import io
+import json
 import re
-from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+import zipfile
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import h5py
 import ml_dtypes
 import numpy as np
 from safetensors import safe_open
 
 from keras_vitx.positions import Grid
-from keras_vitx.weights.description import (
-    Description,
-    FileError,
-    cause_of,
-    from_config,
-    from_metadata,
-)
-from keras_vitx.weights.keras_files import open_checked_h5, read_archive, shards
-from keras_vitx.weights.names import checkpoint_names, is_head, renumber, weights_of
-from keras_vitx.weights.torch_files import check_tensor, read_tables, to_numpy
+from keras_vitx.preprocessing import Preprocessing
+from keras_vitx.text import needs_extra
+from keras_vitx.weights.names import is_head
 from keras_vitx.weights.transformers import REGISTERS, prefix_of, timm_names
 
-# Where training scripts store the weights; the first is taken: averaged weights, such as "ema".
-PREFERRED = (".*(?<![a-z])ema(?![a-z]).*", "state_dict", "model")
+# Every network ends its blocks in this one; what precedes the name is a wrapper's.
+NORM = "norm.weight"
+
+METADATA = ("size", "grid", "class_names", "preprocessing")
 
 
 class StoredArray(NamedTuple):
@@ -43,20 +39,28 @@ class StoredArray(NamedTuple):
 
 
 class WeightsFile(NamedTuple):
-    """An open file of weights."""
+    """An open file of weights, and what is known of the model that it is of."""
 
     arrays: dict[str, StoredArray]
-    description: Description | None = None
-    native: bool = False  # Names and layouts are Keras's; "LAYER/grid" is the grid of positions.
+    in_keras: bool = False  # Names and layouts are Keras's, and "LAYER/grid" is that of positions.
     square: bool = False  # All images were square.
     headless: bool = False  # There is no classifier.
+    size: str | None = None  # Name of the constructor.
+    grid: Grid | None = None
+    class_names: tuple[str, ...] | None = None
+    preprocessing: Preprocessing | None = None
+
+    @property
+    def classes(self) -> int | None:
+        """Number of classes of the classifier; None without, or if its parts differ in it."""
+        axis = -1 if self.in_keras else 0
+        counts = {array.shape[axis] for name, array in self.arrays.items() if is_head(name)}
+        return counts.pop() if len(counts) == 1 else None
 
     def grid_of(self, layer: str) -> Grid | None:
         """Return the grid of the positions of a layer, or None if the file does not tell it."""
-        array = self.arrays.get(f"{layer}/grid") if self.native else None
-        if array is not None and array.shape == (2,) and "int" in array.dtype:
-            return tuple(array.read().tolist())
-        return self.description and self.description.grid
+        array = self.arrays.get(f"{layer}/grid") if self.in_keras else None
+        return self.grid if array is None else tuple(array.read().tolist())
 
 
 def suffix_of(name: str) -> str | None:
@@ -65,85 +69,164 @@ def suffix_of(name: str) -> str | None:
 
 
 @contextlib.contextmanager
-def open_weights(path: Path, model, name: str | None = None) -> Iterator[WeightsFile]:
-    """Open a weights file for a built model, checked so that `StoredArray.read` succeeds.
+def open_weights(path: Path) -> Iterator[WeightsFile]:
+    """Open a weights file; its suffix determines the format.
 
-    The suffix of `name`, by default that of `path`, determines the format. The names of the arrays
-    are those of the model, without the prefix that they have in the file. Raises a ValueError if
-    the file is damaged, of another format, holds no arrays or the same names twice, and an
-    ImportError for a PyTorch file without PyTorch.
+    Raises a ValueError if it is damaged, of another format or holds two networks, an OSError if it
+    doesn't exist, and an ImportError for a PyTorch file without PyTorch.
     """
-    suffix = ".keras" if path.is_dir() else suffix_of(name or path.name)
-    if path.stat().st_size == 0:
-        raise ValueError("The file is empty.")
+    path.open("rb").close()
     with contextlib.ExitStack() as stack:
-        with as_value_error(suffix):
-            file = READERS[suffix](path, model, stack)
-        if not file.arrays:
-            raise ValueError("The file holds no arrays.")
+        try:
+            file = READERS[suffix_of(path.name)](path, stack)
+        except ImportError:
+            raise
+        except Exception as error:  # The libraries raise whatever a bad file provokes.
+            cause = f"{type(error).__name__}: {error}"
+            raise ValueError(f"The file {path} can't be read ({cause:.500}).") from error
         yield file
 
 
-@contextlib.contextmanager
-def as_value_error(suffix: str) -> Iterator[None]:
-    """Re-raise whatever a library raises about a bad file as a ValueError."""
+def _read_safetensors(path: Path, stack: contextlib.ExitStack) -> WeightsFile:
+    file = stack.enter_context(safe_open(path, framework="numpy"))
+    arrays = {}
+    for name in file.keys():  # noqa: SIM118
+        array = file.get_slice(name)
+        read = partial(file.get_tensor, name)
+        arrays[name] = StoredArray(tuple(array.get_shape()), array.get_dtype(), read)
+    metadata = file.metadata() or {}
+    is_ours = metadata.get("library") == "keras_vitx"
+    values = {name: json.loads(metadata[name]) for name in METADATA if is_ours and name in metadata}
+    return WeightsFile(_of_one_network(arrays), **_about(**values))
+
+
+def _read_torch(path: Path, stack: contextlib.ExitStack) -> WeightsFile:
     try:
-        yield
-    except (ImportError, FileError):
-        raise
-    except Exception as error:
-        raise ValueError(
-            f"The file is damaged or not a {suffix} file ({cause_of(error)})."
-        ) from error
+        import torch
+    except ImportError as error:
+        raise ImportError(needs_extra(f"{path.name} needs PyTorch", "torch")) from error
+
+    arrays = {}
+
+    def collect(content: dict, prefix: str) -> None:
+        for name, value in content.items():
+            if isinstance(value, dict):
+                collect(value, f"{prefix}{name}.")
+            elif isinstance(value, torch.Tensor):
+                dtype = str(value.dtype).removeprefix("torch.")
+                read = partial(_to_numpy, value, torch.float32)
+                arrays[f"{prefix}{name}"] = StoredArray(tuple(value.shape), dtype, read)
+
+    # timm's and DeiT's scripts keep their arguments beside the weights. Before PyTorch 1.6, files
+    # were no archives.
+    with torch.serialization.safe_globals([Namespace]):
+        mmap = zipfile.is_zipfile(path)
+        collect(torch.load(path, map_location="cpu", weights_only=True, mmap=mmap), "")
+    return WeightsFile(_of_one_network(arrays))
 
 
-def _select(tables: Mapping[str, Mapping], wanted: Collection[str], separator: str) -> dict:
-    """Return the table that has all wanted names, behind a common prefix, and take it off.
+def _to_numpy(tensor: Any, float32: Any) -> np.ndarray:
+    """Return a copy: JAX would keep using the memory-mapped file."""
+    return tensor.detach().to(dtype=float32, copy=True).numpy()
 
-    What else the file holds is left out. If names are missing, an error is to list them: the table
-    that has most of them is returned, or the largest one.
+
+def _read_h5(source: Any, stack: contextlib.ExitStack) -> WeightsFile:
+    file = stack.enter_context(h5py.File(source, "r"))
+    names, arrays = {}, {}
+
+    def collect(path: str, item: h5py.Group | h5py.Dataset) -> None:
+        layer, _, number = f"/{path}".rpartition("/vars")
+        if isinstance(item, h5py.Group) and path.endswith("/vars"):
+            # The root has the model's name, which is not part of the variables' paths.
+            names[layer] = str(item.attrs.get("name", ""))
+        elif isinstance(item, h5py.Dataset) and number and not layer.startswith("/optimizer"):
+            if item.external or item.is_virtual:
+                raise ValueError(f"{path} is in another file")
+            # The states of random generators are integers, not weights.
+            if item.dtype.kind not in "iu" or number == "/grid":
+                arrays[layer, number] = item
+
+    file.visititems(collect)  # It follows no link to another file.
+    return WeightsFile(
+        {
+            "/".join([*_names_of(layer, names), number.strip("/")]): _h5_array(array)
+            for (layer, number), array in arrays.items()
+        },
+        in_keras=True,
+    )
+
+
+def _names_of(layer: str, names: dict[str, str]) -> Iterator[str]:
+    """Iterate over the names of the layers around a variable, and of its own, in order."""
+    parts = layer.split("/")
+    places = ("/".join(parts[: end + 1]) for end in range(len(parts)))
+    return (names[place] for place in places if names.get(place))
+
+
+def _h5_array(array: h5py.Dataset) -> StoredArray:
+    # h5py has no bfloat16; Keras stores the bytes.
+    is_bfloat16 = array.attrs.get("dtype") == "bfloat16"
+    dtype = np.dtype(ml_dtypes.bfloat16) if is_bfloat16 else array.dtype
+    return StoredArray(array.shape, str(dtype), lambda: array[()].view(dtype))
+
+
+def _read_keras(path: Path, stack: contextlib.ExitStack) -> WeightsFile:
+    archive = stack.enter_context(zipfile.ZipFile(path))
+    weights = stack.enter_context(archive.open("model.weights.h5"))
+    # The model of the config is not built.
+    config = json.loads(archive.read("config.json"))["config"]
+    known = {name: config.get(name) for name in ("size", "class_names", "preprocessing")}
+    return _read_h5(weights, stack)._replace(**_about(**known))
+
+
+READERS = {
+    ".safetensors": _read_safetensors,
+    **dict.fromkeys((".pth", ".pt", ".bin", ".ckpt", ".pth.tar"), _read_torch),
+    ".weights.h5": _read_h5,
+    ".keras": _read_keras,
+}
+
+
+def _about(size=None, grid=None, class_names=None, preprocessing=None) -> dict[str, Any]:
+    """Return the fields of a file from JSON."""
+    return {
+        "size": size,
+        "grid": grid and tuple(grid),
+        "class_names": class_names and tuple(class_names),
+        "preprocessing": preprocessing and Preprocessing.of(preprocessing),
+    }
+
+
+def _of_one_network(arrays: dict[str, StoredArray]) -> dict[str, StoredArray]:
+    """Return the arrays of the network in a file by timm's names, without a wrapper's prefix.
+
+    Training scripts keep more beside it. Of several copies, averaged weights are taken.
     """
-    wanted = {name for name in wanted if not is_head(name)}
-    longest = max(map(len, wanted), default=0)
-    found: Counter[tuple[str, str]] = Counter()
-    for key, table in tables.items():
-        for name in table:
-            for i in range(max(len(name) - longest, 0), len(name)):
-                if (i == 0 or name[i - 1] == separator) and name[i:] in wanted:
-                    found[key, name[:i]] += 1
-    most = max(found.values(), default=0)
-    if 2 * most < len(wanted):
-        return dict(max(tables.values(), key=len))
-    places = sorted((place for place, count in found.items() if count == most), key=_rank)
-    places = [place for place in places if _rank(place) == _rank(places[0])]
-    if len(places) > 1:
-        copies = ", ".join(sorted(f"{''.join(place)[-100:]}*" for place in places)[:5])
-        raise FileError(
-            f"The file must hold the weights once. Received: {copies}. Save the ones you mean to a "
-            "file of their own."
-        )
-    key, prefix = places[0]
-    names = {name: name[len(prefix) :] for name in tables[key] if name.startswith(prefix)}
-    return {short: tables[key][name] for name, short in names.items()}
-
-
-def _rank(place: tuple[str, str]) -> int:
-    first = re.split("[./]", "".join(place))[0]
-    ranks = (rank for rank, name in enumerate(PREFERRED) if re.fullmatch(name, first))
-    return next(ranks, len(PREFERRED))
+    if prefix_of(arrays) is not None:
+        return _from_transformers(arrays)
+    prefixes = [name.removesuffix(NORM) for name in arrays if f".{name}".endswith(f".{NORM}")]
+    prefixes = [
+        one for one in prefixes if not any(one != two and one.startswith(two) for two in prefixes)
+    ]
+    averaged = [one for one in prefixes if re.search("(?<![a-z])ema(?![a-z])", one)]
+    prefix, *others = averaged or prefixes or [""]
+    if others:
+        raise ValueError(f"it holds weights more than once: {prefix}*, {', '.join(others)}*")
+    return {
+        name.removeprefix(prefix): array
+        for name, array in arrays.items()
+        if name.startswith(prefix)
+    }
 
 
 def _from_transformers(arrays: dict[str, StoredArray]) -> dict[str, StoredArray]:
-    """Return the arrays of a Transformers checkpoint by timm's names, and others as they are."""
+    """Return the arrays of a Transformers checkpoint by timm's names."""
     prefix = prefix_of(arrays)
-    if prefix is None:
-        return arrays
-    has_registers = prefix + REGISTERS in arrays
     joined = {
         name: _joined([arrays[part] for part in parts])
         for name, parts in timm_names(arrays, prefix).items()
     }
-    if has_registers:
+    if prefix + REGISTERS in arrays:
         # As in timm, whose class token has the position of its own added.
         token, positions = joined["cls_token"].read, joined["pos_embed"]
         one, count, dim = positions.shape
@@ -164,65 +247,3 @@ def _joined(parts: Sequence[StoredArray]) -> StoredArray:
     return StoredArray(
         shape, parts[0].dtype, lambda: np.concatenate([part.read() for part in parts])
     )
-
-
-def _read_safetensors(path: Path, model, stack: contextlib.ExitStack) -> WeightsFile:
-    file = stack.enter_context(safe_open(path, framework="numpy"))
-    arrays = {}
-    for name in file.keys():  # noqa: SIM118
-        array = file.get_slice(name)
-        read = partial(file.get_tensor, name)
-        arrays[name] = StoredArray(tuple(array.get_shape()), array.get_dtype(), read)
-    arrays = _from_transformers(_select({"": arrays}, checkpoint_names(model), "."))
-    return WeightsFile(arrays, from_metadata(file.metadata()))
-
-
-def _read_keras_weights(
-    sources: Sequence[Path | io.BytesIO], model, stack: contextlib.ExitStack
-) -> WeightsFile:
-    # Keras numbers the variables of a layer in order.
-    names, counts = {}, Counter()
-    for _, path, _ in weights_of(model):
-        layer = path.rpartition("/")[0]
-        names[f"{layer}/{counts[layer]}"] = path
-        counts[layer] += 1
-    arrays = {}
-    for layer, number, array in stack.enter_context(open_checked_h5(*sources)):
-        is_bfloat16 = array.dtype == "V2" and array.attrs.get("dtype") == "bfloat16"
-        dtype = np.dtype(ml_dtypes.bfloat16) if is_bfloat16 else array.dtype
-        read = partial(lambda array, dtype: array[()].view(dtype), array, dtype)
-        arrays[f"{layer}/{number}"] = StoredArray(array.shape, str(dtype), read)
-    renumbered = renumber(arrays, model)
-    arrays = {renumbered[name]: array for name, array in arrays.items()}
-    arrays = {
-        names.get(name, name): array
-        for name, array in _select({"": arrays}, names, "/").items()
-        # The states of random generators are integers, not weights.
-        if name in names or name.endswith("/grid") or "int" not in array.dtype
-    }
-    return WeightsFile(arrays, native=True)
-
-
-def _read_keras(path: Path, model, stack: contextlib.ExitStack) -> WeightsFile:
-    # Without building the model of the config, as Keras would.
-    config, weights = read_archive(path)
-    file = _read_keras_weights([weights], model, stack)
-    return file._replace(description=from_config(config))
-
-
-def _read_torch(path: Path, model, stack: contextlib.ExitStack) -> WeightsFile:
-    arrays, size = {}, path.stat().st_size
-    for name, tensor in _select(read_tables(path), checkpoint_names(model), ".").items():
-        check_tensor(tensor, name, size)
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        arrays[name] = StoredArray(tuple(tensor.shape), dtype, partial(to_numpy, tensor))
-    return WeightsFile(_from_transformers(arrays))
-
-
-READERS = {
-    ".safetensors": _read_safetensors,
-    **dict.fromkeys((".pth", ".pt", ".bin", ".ckpt", ".pth.tar"), _read_torch),
-    ".weights.h5": lambda path, model, stack: _read_keras_weights([path], model, stack),
-    ".weights.json": lambda path, model, stack: _read_keras_weights(shards(path), model, stack),
-    ".keras": _read_keras,
-}

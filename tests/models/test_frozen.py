@@ -18,14 +18,8 @@ def by_file(model, directory):
     return keras.saving.load_model(directory / "model.keras")
 
 
-def by_directory(model, directory):
-    kv.save(model, directory / "model")
-    return kv.load(directory / "model")
-
-
 COPIES = {
     "file": by_file,
-    "directory": by_directory,
     "config": lambda model, _: type(model).from_config(model.get_config()),
     "deepcopy": lambda model, _: copy.deepcopy(model),
     "at_size": lambda model, _: model.at_size((24, 16)),

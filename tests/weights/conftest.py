@@ -1,12 +1,11 @@
 import shutil
 
 import pytest
-from harness import FAMILIES, GOLDEN, GOLDEN_CASES
+from harness import GOLDEN, GOLDEN_CASES
 from huggingface_hub import constants
 from safetensors.numpy import load_file, save_file
-from tiny import COMMIT, NAMES, PREPROCESSING, make_tiny
+from tiny import COMMIT, make_tiny
 
-import keras_vitx as kv
 from keras_vitx.weights import to_checkpoint
 
 
@@ -32,24 +31,9 @@ def golden_tensors(golden_file):
     return load_file(golden_file)
 
 
-@pytest.fixture(scope="session")
-def saved(tmp_path_factory):
-    """The directory of a tiny CaiT."""
-    model, path = FAMILIES["CaiT"](), tmp_path_factory.mktemp("saved") / "model"
-    model.class_names, model.preprocessing = NAMES, PREPROCESSING
-    kv.save(model, path)
-    return path
-
-
-@pytest.fixture
-def directory(saved, tmp_path):
-    """A copy of a saved model, for tests that change it."""
-    return shutil.copytree(saved, tmp_path / "spoilt")
-
-
 @pytest.fixture
 def hub(tmp_path, monkeypatch):
-    """An offline hub; returns a function that puts a directory or a file into its cache."""
+    """An offline hub; returns a function that puts a file into its cache."""
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
 
@@ -58,9 +42,6 @@ def hub(tmp_path, monkeypatch):
         (cache / "refs").mkdir(parents=True)
         (cache / "refs" / "main").write_text(COMMIT)
         snapshot = cache / "snapshots" / COMMIT
-        if source.is_dir():
-            shutil.copytree(source, snapshot)
-            return cache
         blob = cache / "blobs" / blob
         for path in (blob, snapshot / file):
             path.parent.mkdir(parents=True)

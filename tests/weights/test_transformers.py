@@ -1,16 +1,12 @@
 """Checkpoints of Transformers, and weights that a file has only in part."""
 
-import json
-
 import keras
 import numpy as np
 import pytest
 from harness import array, close, numbers, randomize, same_weights
-from safetensors.numpy import save_file
 
 import keras_vitx as kv
 from keras_vitx.layers import Attention, HeadMixing
-from keras_vitx.weights.convert import to_checkpoint
 
 SMALL = {"dim": 24, "depth": 2, "num_heads": 3, "patch_size": 8, "input_shape": (32, 32, 3)}
 COMMON = {
@@ -38,7 +34,7 @@ NETWORKS = {
 
 
 @pytest.mark.parametrize("network", NETWORKS)
-def test_transformers_directory(network, tmp_path, timm):
+def test_a_file_of_transformers(network, tmp_path, timm):
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     kind, extra, ours = NETWORKS[network]
@@ -52,61 +48,9 @@ def test_transformers_directory(network, tmp_path, timm):
         expected = theirs(images)
     expected = getattr(expected, "logits", getattr(expected, "last_hidden_state", None)).numpy()
     theirs.save_pretrained(tmp_path)
-    for weights in (tmp_path, tmp_path / "model.safetensors"):
-        model = kv.ViT(**SMALL, **ours, classifier_activation=None, weights=weights)
-        close(array(model(images.permute(0, 2, 3, 1).numpy(), training=False)), expected)
-
-
-IMAGES = {
-    "image_mean": [0.5] * 3,
-    "image_std": [0.25] * 3,
-    "rescale_factor": 1 / 255,
-    "resample": 2,
-}
-PROCESSORS = [
-    (IMAGES | {"size": {"height": 32, "width": 32}}, ([0.5] * 3, [0.25] * 3, 1.0, "bilinear")),
-    (
-        {"do_normalize": False, "do_center_crop": True, "size": {"shortest_edge": 64}}
-        | {"crop_size": {"height": 32, "width": 32}},
-        ([0] * 3, [1] * 3, 0.5, "bicubic"),
-    ),
-    ({"do_rescale": False, "do_normalize": False}, ([0] * 3, [1 / 255] * 3, 1.0, "bicubic")),
-]
-
-
-@pytest.mark.backend_free
-@pytest.mark.parametrize(("processor", "expected"), PROCESSORS)
-def test_what_transformers_says_beside_the_weights(tmp_path, processor, expected):
-    names = {"1": "b", "0": "a", "2": "c", "10": "k"} | {str(i): str(i) for i in range(3, 10)}
-    config = {"model_type": "vit", "num_attention_heads": 3, "hidden_act": "gelu"}
-    save_file(to_checkpoint(kv.ViT(**SMALL, classes=11)), tmp_path / "model.safetensors")
-    (tmp_path / "config.json").write_text(json.dumps(config | {"id2label": names}))
-    (tmp_path / "preprocessor_config.json").write_text(json.dumps(processor))
-    model = kv.ViT(**SMALL, weights=tmp_path)
-    assert model.class_names == ("a", "b", "c", *"3456789", "k")
-    assert model.preprocessing == kv.Preprocessing(*expected)
-    with pytest.raises(ValueError, match=r"`num_attention_heads` .*, 4\. Received: 3"):
-        kv.ViT(**SMALL | {"num_heads": 4}, weights=tmp_path)
-    (tmp_path / "preprocessor_config.json").write_text('{"size": 1, "do_center_crop": true}')
-    with pytest.raises(ValueError, match=r"preprocessor_config\.json can't be used .KeyError"):
-        kv.ViT(**SMALL, weights=tmp_path)
-
-
-@pytest.mark.backend_free
-@pytest.mark.parametrize("last", ("toilet tissue, toilet paper", "a bird"))
-def test_only_the_classes_of_imagenet_have_names_of_their_own(tmp_path, last):
-    names = dict(enumerate(["tench, Tinca tinca", *map(str, range(998)), last]))
-    save_file(to_checkpoint(kv.ViT(**SMALL)), tmp_path / "model.safetensors")
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "vit", "id2label": names}))
-    found = kv.ViT(**SMALL, weights=tmp_path).class_names
-    assert found == (tuple(names.values()) if last == "a bird" else None)
-    assert kv.ViT(**SMALL, weights=tmp_path / "model.safetensors").class_names is None
-
-
-def test_transformers_directory_without_weights(tmp_path):
-    (tmp_path / "config.json").write_text('{"model_type": "vit"}')
-    with pytest.raises(FileNotFoundError, match=r"without model\.safetensors"):
-        kv.ViT(**SMALL, weights=tmp_path)
+    path = tmp_path / "model.safetensors"
+    model = kv.ViT(**SMALL, **ours, classifier_activation=None, weights=path)
+    close(array(model(images.permute(0, 2, 3, 1).numpy(), training=False)), expected)
 
 
 def vit(**changes):
