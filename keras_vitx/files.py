@@ -1,4 +1,4 @@
-"""Atomic writes of files and directories."""
+"""Writing files whole or not at all."""
 
 import contextlib
 import csv
@@ -6,6 +6,7 @@ import errno
 import glob
 import hashlib
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,21 +17,32 @@ from filelock import FileLock, Timeout
 
 from keras_vitx.text import csv_cell
 
-# In a hidden directory, beside one for the file or directory itself, which may have any name.
 LOCK, OLD, NEW = "lock", "old", "new"
+
+
+def local_path(path: str | os.PathLike) -> Path:
+    """Return the path of an output; a ValueError refuses an address, as `gs://bucket/model`."""
+    # Two letters at least: "C:/models" is a path. `Path` joins the slashes of an address.
+    if re.match(r"[A-Za-z][\w+.-]+:/", os.fsdecode(path)):
+        raise ValueError(f"Write to a local path and copy it. Received: {os.fsdecode(path)!r}.")
+    return Path(os.fsdecode(path)).expanduser()
 
 
 @contextlib.contextmanager
 def atomic_write(path: str | os.PathLike) -> Iterator[Path]:
-    """Yield a temporary path beside `path`, with its suffixes, and rename it to `path` at the end.
+    """Yield a path beside `path` for a file or a directory, which takes its place at the end.
 
-    If the body raises, nothing is left behind and `path` is unchanged. Missing parent directories
-    are created. An OSError is raised if the parent directory is not writable.
+    If the body raises, or the process is killed, `path` is as before. Missing parent directories
+    are made. A directory is replaced by two renames, between which there is none.
     """
-    path = Path(path).expanduser()
-    with temporary_beside(path) as temporary:
+    path = local_path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=path.parent) as beside:
+        temporary = Path(beside, path.name)
         yield temporary
-        move(temporary, path)
+        if path.is_dir() and temporary.is_dir():
+            path.rename(Path(tempfile.mkdtemp(dir=beside), "old"))
+        temporary.replace(path)
 
 
 def write_csv(rows: Sequence[Mapping[str, Any]], path: str | os.PathLike) -> None:
@@ -85,11 +97,6 @@ def move(temporary: Path, path: Path) -> None:
         _restore(old, path)
 
 
-def is_being_moved(path: Path) -> bool:
-    """Return whether a process has set the directory at `path` aside, to replace it."""
-    return any((directory / OLD).exists() for directory in _hidden_directories(path))
-
-
 def remove_stale(path: Path) -> None:
     """Remove what killed processes left of `path`, but not what others are writing."""
     for directory in _hidden_directories(path):
@@ -97,19 +104,6 @@ def remove_stale(path: Path) -> None:
             with FileLock(directory / LOCK, blocking=False):
                 _restore(directory / OLD, path)
             shutil.rmtree(directory, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Wait for other processes that hold the lock of `path`, and hold it."""
-    file = path.with_name(f".{_short(path.name)}.lock")
-    file.touch()  # Raises an error where no file can be made; the lock would wait for ever.
-    with FileLock(file):
-        try:
-            yield
-        finally:
-            with contextlib.suppress(OSError):  # Windows can't remove an open file.
-                file.unlink()
 
 
 def _restore(old: Path, path: Path) -> None:
