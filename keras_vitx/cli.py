@@ -295,15 +295,15 @@ def export(model: Model, path: File, /, *, weights: Weights = None, **options: A
 @app.command
 def convert(
     weights: option(str, "A weights file, the name of a checkpoint, or `hf://owner/repo`."),
-    path: option(Path, "`.keras`; or `.safetensors` or `.pth`, with PyTorch's names."),
+    path: option(Path, "`.keras`, or `.safetensors` with PyTorch's names."),
     /,
     *,
     model: option(str, "The size to which the weights belong (`keras-vitx list`)."),
 ) -> None:
     """Convert weights between Keras's files and files with PyTorch's names."""
     network = kv.create_model(model, weights=weights)
-    writers = {".safetensors": kv.weights.save_safetensors, ".pth": kv.weights.save_torch}
-    writers.get(path.suffix, type(network).save)(network, path)
+    write = kv.weights.save_safetensors if path.suffix == ".safetensors" else type(network).save
+    write(network, path)
     print(f"Wrote {path}: {network.count_params():,} parameters.")
 
 

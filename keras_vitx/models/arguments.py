@@ -84,9 +84,8 @@ class ModelArguments:
             `(batch, dim)`.
         weights: None for random initialization; `"imagenet"`; the name of a catalog
             entry; `"hf://owner/repo"` or `"hf://owner/repo@revision"` (a branch, tag or
-            commit) on the Hugging Face hub; a directory written by `kv.save`, Keras or
-            Transformers; or the path of a `.safetensors`, `.pth`, `.ckpt`, `.weights.h5`,
-            `.weights.json` or `.keras` file.
+            commit) on the Hugging Face hub; or the path of a `.safetensors`, `.pth`, `.ckpt`,
+            `.weights.h5` or `.keras` file.
         input_shape: Image shape, `(height, width, channels)`, with sides that are multiples
             of the patch size. None means that of the checkpoint, or else of the size.
         pooling: `"token"` (the class token), `"avg"` or `"max"` (over the patches). Under

@@ -11,8 +11,8 @@
 | `CaiT_M24`, `CaiT_M36` | 84.5, 84.9 |
 
 The weights are those of the training at 224. Loading them resamples positions bicubically as timm;
-DeiT's code as `kv.load(path).at_size((384, 384), antialias=False)`, 5 to 8 % apart; Refiner's
-bilinearly. DeiT's command keeps its code's default of five epochs of warm-up: `warmup_epochs=5`.
+DeiT's code as `model.at_size((384, 384), antialias=False)`, 5 to 8 % apart; Refiner's bilinearly.
+DeiT's command keeps its code's default of five epochs of warm-up: `warmup_epochs=5`.
 Refined-ViT reaches 84.6 (S), 85.6 (M) and 85.7 (L) at 384, and 85.9 (L) at 448 (Table 7); with a
 crop ratio of 1.13, the calibration of the receptive field, 85.98 (Table 5).
 """
