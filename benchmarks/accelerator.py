@@ -455,7 +455,7 @@ def fit(model, batch):
             times[-1] += time.perf_counter()
 
     source = images, np.arange(len(images)) % 10
-    settings = {"epochs": 2, "batch_size": batch, "validation_split": 0, "verbose": 0}
+    settings = {"epochs": 2, "batch_size": batch, "validation_split": 0}
     kv.fit(model, source, callbacks=[Epochs()], **settings)
     return {"images_per_s": len(images) / times[-1]}
 

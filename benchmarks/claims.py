@@ -169,7 +169,7 @@ def train(run: Run, images: Labeled, test: Labeled, smoke: bool) -> tuple[keras.
         few = kv.preprocess_input(test[0][:8], model)
         gates = [analysis.MeasureDuringTraining(few, measures=["gates"], every=50)]
     with contextlib.suppress(FloatingPointError):  # The accuracy tells.
-        kv.fit(model, images, recipe(run, smoke), callbacks=gates, **data, verbose=0)
+        kv.fit(model, images, recipe(run, smoke), callbacks=gates, **data)
     return model, {"step_0": before, "dynamics": gates[0].rows if gates else []}
 
 

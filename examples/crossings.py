@@ -44,7 +44,7 @@ def accuracy(family, **arguments):
     keras.utils.set_random_seed(0)
     model = family(**SIZE, **TASK, **arguments)
     # Within one epoch, small models learn little from shifted and flipped images.
-    history = kv.fit(model, "fashion_mnist", epochs=1, augmentation=None, verbose=0)
+    history = kv.fit(model, "fashion_mnist", epochs=1, augmentation=None)
     return history.history["val_accuracy"][-1]
 
 

@@ -36,7 +36,7 @@ teacher = keras.Sequential(
     name="teacher",
 )
 teacher.preprocessing = kv.Preprocessing(mean=(0.286,), std=(0.353,))
-kv.fit(teacher, "fashion_mnist", epochs=EPOCHS, learning_rate=3e-3, verbose=2)
+kv.fit(teacher, "fashion_mnist", epochs=EPOCHS, learning_rate=3e-3)
 
 # Hard, with a distillation token.
 student = student_of(distillation_token=True)
@@ -48,7 +48,6 @@ kv.fit(
     mixup=0.8,
     learning_rate=2e-3,
     epochs=EPOCHS,
-    verbose=2,
 )
 
 # Soft, without one, in plain Keras.

@@ -178,23 +178,6 @@ def input_gradient(function: Callable[..., Any], variables: Sequence[Any]) -> Ca
     return gradient
 
 
-def checked_dataset(dataset: Any, check: Callable[[Any], None]) -> Any:
-    """Return a `tf.data.Dataset` that passes the labels of each batch to `check`, as an array."""
-    import tensorflow as tf
-
-    def checks(labels):
-        check(labels)
-        return True
-
-    def step(images, labels, *weights):
-        by_head = labels if isinstance(labels, dict) else {"head": labels}
-        with tf.control_dependencies([tf.numpy_function(checks, [by_head["head"]], tf.bool)]):
-            head = tf.identity(by_head["head"])
-        return images, {**labels, "head": head} if isinstance(labels, dict) else head, *weights
-
-    return dataset.map(step)
-
-
 def _in_keras_file() -> str | None:
     """Return the backend that the user set in Keras's configuration file, if any."""
     directory = Path(os.environ.get("KERAS_HOME") or Path.home() / ".keras").expanduser()

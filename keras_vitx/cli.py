@@ -179,7 +179,7 @@ def train(
     if devices is not None:
         kv.training.use_devices(devices if devices == "all" else int(devices))
     keras.utils.set_random_seed(seed)
-    dataset = kv.data.load_dataset(source, validation_split=validation_split, seed=seed)
+    dataset = kv.data.load_dataset(source)
     arguments = {"classes": len(dataset.class_names)} if model in kv.models.MODELS else {}
     if image_size is not None:
         arguments["input_shape"] = (image_size, image_size, 3)
@@ -190,7 +190,8 @@ def train(
         output = output or next(path for path in runs if not path.exists())
         print(f"Model, history and settings go to {output}.", flush=True)
     options = {name: None if value == "none" else value for name, value in options.items()}
-    kv.fit(network, dataset, output=output, seed=seed, **options)
+    options |= {"output": output, "validation_split": validation_split, "seed": seed}
+    kv.fit(network, dataset, **options)
 
 
 @app.command
@@ -202,7 +203,7 @@ def evaluate(
     Of the source of the model's own run, these are the images that the run held out.
     """
     network, run, images = open_model(model, weights), Path(model).parent, source
-    if (run / "held_out.txt").exists():
+    if (run / "run.json").exists():
         record = json_text.loads((run / "run.json").read_text())
         if record["source"] == str(Path(source).resolve()):
             print(f"Measured: the images that the run in {run} held out.", file=sys.stderr)

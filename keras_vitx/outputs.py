@@ -231,6 +231,11 @@ def layers_of(model: keras.Model) -> list[Any]:
     return [layer for group in nested for layer in group]
 
 
+def is_chain(model: Any) -> bool:
+    """Return whether a model is a list of layers, run in order: a `models.Chain`."""
+    return isinstance(model, keras.Model) and hasattr(model, "token_layout")
+
+
 def described(model: keras.Model) -> str:
     """Return the class and the name of a model, for an error message."""
     return f"{type(model).__name__} {getattr(model, 'name', model)!r}"

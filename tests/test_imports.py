@@ -21,7 +21,7 @@ LEAVES |= {"serialized"}
 ARROWS = {
     **{part: set() for part in (*LEAVES, "layers", "weights", "data")},
     "models": {"layers", "weights"},
-    "training": {"data"},
+    "training": {"data", "layers"},
     "folding": {"layers"},
     "export": {"data", "layers", "folding"},
     "analysis": {"data", "layers"},

@@ -125,7 +125,7 @@ class MeasureDuringTraining(keras.callbacks.Callback):
             write_csv(self.rows, self.path)
 
     def get_state(self) -> dict[str, Any]:
-        """Return the rows, for a checkpoint of `keras_vitx.training.resumable_fit`."""
+        """Return the rows, for a checkpoint of `keras_vitx.training.Restart`."""
         return {"step": self.step, "rows": self.rows}
 
     def set_state(self, state: dict[str, Any]) -> None:

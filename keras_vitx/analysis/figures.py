@@ -3,10 +3,13 @@
 The arguments `results` are results of `measure` by label: `{"CaiT": results, ...}`.
 """
 
+import csv
 import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 
 from keras_vitx.drawing import Picture, drawing
@@ -146,6 +149,35 @@ def plot_curves(
                     percent = [100 * (points[x] / base[x] - 1) for x in common]
                     gaps.plot(common, percent, "--", color=f"C{index}", alpha=0.6)
             gaps.set_ylabel(f"gap to {baseline} (%), dashed")
+    return Picture(path).expanduser()
+
+
+def plot_history(
+    history: keras.callbacks.History | str | os.PathLike, path: str | os.PathLike
+) -> Picture:
+    """Plot loss and metrics of a training by epoch, each with its validation.
+
+    Args:
+        history: What `fit` returned, or the path of a `history.csv` of Keras's `CSVLogger`.
+        path: Path of the file.
+    """
+    if isinstance(history, keras.callbacks.History):
+        columns = history.history
+    else:
+        with Path(history).open(newline="") as file:
+            rows = list(csv.DictReader(file))
+        # Keras writes "NA" where there is no validation.
+        columns = {n: [float(row[n]) for row in rows if row[n] != "NA"] for n in rows[0]}
+        columns.pop("epoch")
+    names = [name for name in columns if not name.startswith("val_")]
+    with drawing(path, (1, len(names))) as (axes,):
+        for axis, name in zip(axes, names, strict=True):
+            for column, label in ((name, "training"), (f"val_{name}", "validation")):
+                if values := columns.get(column):
+                    axis.plot(range(1, 1 + len(values)), values, ".-", label=label)
+            axis.set(title=name.replace("_", " "), xlabel="epoch")
+            axis.locator_params("x", integer=True)
+            axis.legend()
     return Picture(path).expanduser()
 
 

@@ -224,6 +224,10 @@ class ImageBatches(PyDataset):
     A full iteration starts the next epoch by `on_epoch_end`, as does Keras's `fit`, which also
     calls it before the first epoch. To keep in step with Keras, call `set_epoch` in the
     `on_epoch_begin` of a callback.
+
+    Attributes:
+        steps: Number of batches per epoch of a training, whatever the number of images; None for
+            one pass over them.
     """
 
     is_packed = False
@@ -238,12 +242,13 @@ class ImageBatches(PyDataset):
         loader.as_uint8 = workers > 0
         self._lock = threading.Lock()
         self.epoch, self._next, self._recent = 0, None, {}
+        self.steps: int | None = None
         self._iterators: list[Any] = []
         # Also when the program ends, or processes would leave shared memory behind.
         weakref.finalize(self, _close, self._iterators)
 
     def __len__(self) -> int:
-        return len(self.loader)
+        return self.steps or len(self.loader)
 
     def dataset(self, *shard: int) -> Any:
         """Return batches i of epochs e, before `to_inputs`, as elements `e * len(self) + i`."""

@@ -3,7 +3,8 @@
 from keras_vitx import losses as losses
 from keras_vitx.losses import SigmoidCrossentropy as SigmoidCrossentropy
 from keras_vitx.losses import SmoothedCrossentropy as SmoothedCrossentropy
-from keras_vitx.training.callbacks import BestCheckpoint as BestCheckpoint
+from keras_vitx.training.callbacks import AverageWeights as AverageWeights
+from keras_vitx.training.callbacks import BestEpoch as BestEpoch
 from keras_vitx.training.callbacks import StopAtNonFinite as StopAtNonFinite
 from keras_vitx.training.callbacks import Validate as Validate
 from keras_vitx.training.devices import is_chief as is_chief
@@ -20,6 +21,6 @@ from keras_vitx.training.prepare import make_optimizer as make_optimizer
 from keras_vitx.training.prepare import set_precision as set_precision
 from keras_vitx.training.recipe import Recipe as Recipe
 from keras_vitx.training.recipes import list_recipes as list_recipes
-from keras_vitx.training.resume import resumable_fit as resumable_fit
+from keras_vitx.training.restart import Restart as Restart
 from keras_vitx.training.run import held_out as held_out
 from keras_vitx.training.targets import Distillation as Distillation

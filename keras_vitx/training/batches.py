@@ -33,13 +33,6 @@ def length_of(batches: Any) -> int | None:
     return None if length == sys.maxsize else length  # The length of endless Grain datasets.
 
 
-def is_endless(batches: Any) -> bool:
-    """Return whether batches are known to be endless: repeated ones of `tf.data` and Grain."""
-    with contextlib.suppress(TypeError):  # Of a length that is not known.
-        return bool(getattr(batches, "cardinality", lambda: len(batches))() in (-1, sys.maxsize))
-    return False
-
-
 def steps_of(batches: Any, steps_per_epoch: int | None = None) -> int:
     """Return the number of batches per epoch; a ValueError if it is unknown, or too small."""
     steps = length_of(batches)
@@ -161,51 +154,6 @@ class BatchTransform(keras.utils.PyDataset):
     def on_epoch_end(self) -> None:
         self._epoch += 1
         self.batches.on_epoch_end()
-
-
-class BatchRange(BatchTransform):
-    """`count` batches from index `start` on, starting over at the end; None is all.
-
-    Batch i of a `PyDataset` must not depend on earlier batches. In another iterable, the batches
-    before `start` are read and skipped. `check` is called with the labels of each batch.
-    """
-
-    keeps_images = True
-
-    def __init__(self, batches: Any, start: int = 0, count: int | None = None, check: Any = None):
-        super().__init__(batches)
-        self.start, self.length, self.check = start, self.batches.num_batches, check
-        self.count = self.length if count is None else count
-        for name in ("workers", "use_multiprocessing", "max_queue_size"):
-            setattr(self, name, getattr(self.batches, name))
-        if start and getattr(self.batches, "is_sequential", False):
-            log.warning(
-                "The first %d batches are skipped. The training continues bit for bit only if they "
-                "come in the same order as before.",
-                start,
-            )
-            for _ in range(start % (self.length or start + 1)):
-                self.batches[0]
-
-    @property
-    def set_epoch(self) -> Any:
-        """That of the wrapped batches, if they have it."""
-        return self.batches.set_epoch
-
-    @property
-    def num_batches(self) -> int | None:
-        return self.count
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, index: int) -> Any:
-        index += self.start
-        batch = self.batches[index if self.length is None else index % self.length]
-        if self.check is not None:
-            labels = batch[1]["head"] if isinstance(batch[1], dict) else batch[1]
-            self.check(keras.ops.convert_to_numpy(labels))
-        return tuple(batch) if isinstance(batch, list) else batch
 
 
 def _as_array(value):

@@ -7,38 +7,30 @@ from typing import Any
 
 import keras
 
-from keras_vitx.checks import check_argument
-from keras_vitx.outputs import outputs_of
-from keras_vitx.provenance import base_of
-from keras_vitx.serialized import check_registered
 from keras_vitx.training import recipes
 from keras_vitx.training.callbacks import (
-    BestCheckpoint,
+    AverageWeights,
+    BestEpoch,
     StopAtNonFinite,
-    Throughput,
     Validate,
-    check_callbacks,
     verbosity,
 )
 from keras_vitx.training.devices import check_devices
+from keras_vitx.training.devices.replicas import Replicate, shard_of
 from keras_vitx.training.prepare import (
-    Head,
+    Classifier,
     apply_settings,
-    compile_for,
+    compile_model,
     match_head,
-    train_head,
-    users_arguments,
+    with_teacher,
 )
 from keras_vitx.training.recipe import Recipe
-from keras_vitx.training.resume import checkpoints_in, resumable_fit
-from keras_vitx.training.run import RunRecord, name_of
-from keras_vitx.training.source import fingerprint, open_data
+from keras_vitx.training.restart import Restart
+from keras_vitx.training.run import RESTART, history_logger, new_run, record_of, write_run
+from keras_vitx.training.source import class_weight_by_label, epoch_setter, open_data
 
 log = logging.getLogger(__name__)
-DATA = ("validation_split", "fraction", "workers")
-"""Arguments that `fit` passes on to `data.load_dataset` and `data.pipelines`."""
-OWN = "With an optimizer and a loss, or with batches, of the user's own."
-"""What the record of a training says in place of a recipe that was not used whole."""
+HOW_TO_LOAD = ("validation_split", "fraction", "workers")
 
 
 def fit(
@@ -47,15 +39,11 @@ def fit(
     recipe: str | Recipe = "finetune",
     *,
     teacher: keras.Model | None = None,
-    head: Head = "match",
     class_weight: Mapping[Any, float] | None = None,
     callbacks: Sequence[keras.callbacks.Callback] = (),
     output: str | os.PathLike | None = None,
-    save_every: int | None = None,
-    keep: int = 3,
     resume: bool = False,
     seed: int = 0,
-    verbose: str | int = "auto",
     **settings: Any,
 ) -> keras.callbacks.History:
     """Train `model` in place by a recipe, and restore the weights of its result.
@@ -70,17 +58,13 @@ def fit(
             your own preprocessed batches, as for Keras's `fit`.
         recipe: Name of a recipe, the directory of a run, or a `Recipe`.
         teacher: A classifier whose predictions are additional labels (`Distillation`).
-        head: `"match"` permutes a trained head if the class names of the data are in another order,
-            or reinitializes it if they differ; `"keep"` leaves it, `"fresh"` reinitializes it.
         class_weight: Weight in the training loss by label or class name; others weigh 1.
         callbacks: Called after those of `fit`, so their logs include the `val_` entries.
-        output: Directory for `best.keras` or `last.keras`, `history.csv`, `curves.png`, `run.json`,
-            `held_out.txt` and `checkpoints/`; None to write nothing.
-        save_every: Steps between checkpoints; None for one per epoch.
-        keep: Number of checkpoints to keep.
-        resume: Whether to continue the run in `output` bit for bit, if there is one.
+        output: Directory for `best.keras` or `last.keras`, `history.csv`, `run.json` and
+            `restart.safetensors`; None to write nothing.
+        resume: Whether to continue the run in `output` after its last finished epoch, bit for bit,
+            if there is one. The other arguments must be the same.
         seed: Seed of the split, order and augmentation of the images.
-        verbose: As in `keras.Model.fit`.
         **settings: Settings of the recipe to change, such as `epochs=3` or
             `precision="mixed_bfloat16"`, see `Recipe.replace`; and the arguments
             `validation_split` (default 0.1), `fraction` and `workers` of
@@ -91,85 +75,54 @@ def fit(
         metrics on the test images by name, or None.
 
     Raises:
-        ValueError: if the data don't fit the model or the devices, `output` can't be used, or the
-            files in it could not be read again, as a class is not registered with Keras.
-        OSError: if the data can't be read, or a checkpoint can't be written.
+        ValueError: if the data don't fit the model or the devices, or `output` holds a run.
+        OSError: if the data can't be read, or a file can't be written.
         FloatingPointError: if the loss or the weights become NaN or infinite.
     """
-    recipe, devices = recipes.get(recipe), settings.pop("devices", None)
-    arguments = {name: settings.pop(name) for name in DATA if name in settings}
-    _check(head, output, resume or save_every, settings)
-    recipe = recipe.replace(**settings)
-    own_loss = "loss" in users_arguments(model)
-    if not own_loss:
-        outputs_of(model)  # An error if the model is no classifier.
+    how_to_load = {name: settings.pop(name) for name in HOW_TO_LOAD if name in settings}
+    recipe = recipes.get(recipe).replace(**settings)
     if output is not None:
-        check_registered(model)
-    check_devices(devices, model)
-    with RunRecord(output, resume, source) as run:
-        data = open_data(
-            source, model, recipe, settings, own_loss=own_loss, teacher=teacher,
-            class_weight=class_weight, seed=seed, **arguments,
-        )  # fmt: skip
-        recipe, batches = data.recipe, data.batches
-        apply_settings(model, recipe)
-        head = match_head(model, batches.class_names, head)
-        options = {
-            "class_weight": data.class_weight,
-            "steps_per_epoch": recipe.steps_per_epoch,
-            "verbose": verbosity(verbose),
-        }
-        if recipe.freeze_epochs and not (output and checkpoints_in(run.checkpoints)):
-            train_head(model, data, **options)
-        evaluator = compile_for(model, data)
-        check_callbacks(model, callbacks)
-        run.describe(batches, model, recipe, teacher=teacher and teacher.name, head=head, seed=seed)
-        throughput = Throughput(len(data.labels))
-        is_by_recipe = hasattr(batches.train, "split") and not users_arguments(model)
-        record = {
-            "base": base_of(getattr(model, "training_record", None)),
-            "data": name_of(source),
-            "images": batches.train_size,
-            "recipe": recipe.to_dict() if is_by_recipe else OWN,
-            "seed": seed,
-        }
-        best = run.best = BestCheckpoint(
-            model, output, recipe.result, throughput, recipe.patience, record
-        )
-        first = [run, StopAtNonFinite(batches.train)]
-        if batches.validation is not None:
-            first.append(Validate(lambda: evaluator.measure(batches.validation)))
-        config = {"recipe": recipe.to_dict(), "seed": seed}
-        if output is not None:
-            config["data"] = fingerprint(batches)
-        history = resumable_fit(
-            model,
-            batches.train,
+        output = new_run(output, resume)
+    check_devices(None, model)
+    classifier = Classifier.of(model)
+    apply_settings(model, recipe)
+    data = open_data(source, model, recipe, settings, seed=seed, **how_to_load)
+    recipe, train = data.recipe, data.train
+    task = None if classifier.outputs is None else data.task(classifier.outputs)
+    match_head(model, data.class_names)
+    distillation = with_teacher(model, teacher, recipe, data.class_names)
+    if distillation is not None:
+        train = distillation.batches(train, model)
+    evaluator = compile_model(classifier, task, recipe, data.steps, distillation)
+
+    best = BestEpoch(model, output and output / f"{recipe.result}.keras", recipe)
+    first = [Replicate(), *epoch_setter(train), AverageWeights(), StopAtNonFinite()]
+    if data.validation is not None:
+        first.append(Validate(lambda: evaluator.measure(data.validation)))
+    first.append(best)
+    last, initial_epoch = [], 0
+    if output is not None:
+        last = [Restart(output / RESTART, [*first, *callbacks])]
+        initial_epoch = last[0].initial_epoch
+        first += history_logger(output, initial_epoch)
+        record = record_of(model, source, data, seed)
+        write_run(output, record)
+        log.info("The run is in %s, from epoch %d on.", output, initial_epoch + 1)
+    try:
+        history = model.fit(
+            shard_of(train),
             epochs=recipe.all_epochs,
-            directory=run.checkpoints,
-            save_every=save_every,
-            keep=keep,
-            resume=resume,
-            callbacks=[*first, throughput, best, *callbacks],
-            config=config,
-            **options,
+            initial_epoch=initial_epoch,
+            steps_per_epoch=data.steps_per_epoch,
+            class_weight=class_weight_by_label(class_weight, data.class_names, model),
+            callbacks=[*first, *callbacks, *last],
+            shuffle=False,
+            verbose=verbosity(),
         )
-        history.test = None if batches.test is None else evaluator.measure(batches.test)
-        run.record |= {"test": history.test, "finished": True}
-        if history.test and getattr(model, "training_record", None):
-            model.training_record["test"] = history.test
+    except BaseException:
+        best.restore()
+        raise
+    history.test = None if data.test is None else evaluator.measure(data.test)
+    if output is not None:
+        write_run(output, record | best.summary() | {"test": history.test})
     return history
-
-
-def _check(head: str, output: Any, saves: Any, settings: Mapping[str, Any]) -> None:
-    """Check the arguments that depend on neither the model nor the data."""
-    for name in settings.keys() & {"optimizer", "loss", "metrics"}:
-        raise ValueError(
-            f"`{name}` must be an argument of `model.compile`, called before `fit`. Received: "
-            f"{settings[name]!r:.60}."
-        )
-    check_argument("head", head, Head)
-    if output is None and saves:
-        raise ValueError(
-            "`output` must be a directory with `resume` or `save_every`. Received: None."
-        )

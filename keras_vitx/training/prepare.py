@@ -3,6 +3,7 @@
 import logging
 import typing
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import keras
@@ -10,21 +11,50 @@ import numpy as np
 
 from keras_vitx.data.predictions import imagenet_classes
 from keras_vitx.keras_internals import compile_arguments, sublayers
+from keras_vitx.layers.block import Block
 from keras_vitx.losses import PerHead
-from keras_vitx.outputs import class_names_of, layers_of, reordered
-from keras_vitx.preprocessing import Preprocessing
+from keras_vitx.outputs import Outputs, Task, class_names_of, is_chain, layers_of, outputs_of
+from keras_vitx.preprocessing import ModelInput
 from keras_vitx.text import shortened
 from keras_vitx.training.evaluate import Evaluator
 from keras_vitx.training.optimizer import AdamW, Muon, make_schedule
 from keras_vitx.training.recipe import Precision, Recipe
-from keras_vitx.training.resume import resumable_fit
-from keras_vitx.training.source import TrainingData
+from keras_vitx.training.source import are_numbers
+from keras_vitx.training.targets import Distillation
 
-Head = Literal["match", "keep", "fresh"]
 log = logging.getLogger(__name__)
 
 # Marks models compiled by a recipe, as opposed to by the user, also in saved files.
 OPTIMIZER = "keras_vitx_recipe"
+
+
+@dataclass(frozen=True)
+class Classifier:
+    """What training reads of a model and the models inside it, once.
+
+    Attributes:
+        model: The model.
+        compiled: What the user passed to `model.compile`; empty after an earlier call of `fit`.
+        outputs: The kind and number of the outputs; None with a loss of the user's own.
+        heads: The Dense layers with one output per class: one, or several in `DistilledHead`.
+        blocks: The blocks in order.
+    """
+
+    model: keras.Model
+    compiled: dict[str, Any]
+    outputs: Outputs | None
+    heads: tuple[keras.layers.Dense, ...]
+    blocks: tuple[Block, ...]
+
+    @classmethod
+    def of(cls, model: keras.Model) -> "Classifier":
+        """Read a model; a ValueError if it is no classifier and has no loss of the user's own."""
+        compiled = {k: v for k, v in compile_arguments(model).items() if v is not None}
+        optimizer = compiled.get("optimizer")
+        if isinstance(optimizer, keras.optimizers.Optimizer) and optimizer.name == OPTIMIZER:
+            compiled = {}
+        outputs = None if "loss" in compiled else outputs_of(model)
+        return cls(model, compiled, outputs, heads_of(model), blocks_of(model))
 
 
 def apply_settings(model: keras.Model, recipe: Recipe) -> None:
@@ -35,24 +65,18 @@ def apply_settings(model: keras.Model, recipe: Recipe) -> None:
     Raises:
         ValueError: if a setting does not apply to the model.
     """
-    if recipe.remat is not None and not hasattr(model, "remat"):
+    chains = [part for part in sublayers(model) if is_chain(part) and part.blocks]
+    if recipe.drop_path is not None and not chains:
+        raise ValueError(
+            f"`drop_path` must be None for a model without a `Chain` of blocks. Received: "
+            f"{recipe.drop_path} for {model.name!r}."
+        )
+    if recipe.remat is not None and not is_chain(model):
         raise ValueError(
             f"`remat` must be None for a model that is not a `Chain`. Received: {recipe.remat}. "
             "Create its layers within `keras.RematScope` instead."
         )
-    if recipe.crop_ratio is not None and getattr(model, "preprocessing", None) is None:
-        raise ValueError(
-            f"`crop_ratio` must be None without `preprocessing`. Received: {recipe.crop_ratio}."
-        )
     if recipe.drop_path is not None:
-        chains = [
-            part for part in sublayers(model) if hasattr(part, "token_layout") and part.blocks
-        ]
-        if not chains:
-            raise ValueError(
-                "`drop_path` must be None for a model without a `Chain` of blocks. Received: "
-                f"{recipe.drop_path} for {model.name!r}."
-            )
         for chain in chains:
             chain.set_drop_path(recipe.drop_path, recipe.drop_path_schedule)
     if recipe.similarity is not None:
@@ -60,7 +84,7 @@ def apply_settings(model: keras.Model, recipe: Recipe) -> None:
     if recipe.remat is not None:
         model.remat = recipe.remat
     if recipe.crop_ratio is not None:
-        preprocessing = Preprocessing.of(model.preprocessing)
+        preprocessing = ModelInput.of(model).preprocessing
         model.preprocessing = preprocessing.replace(crop_ratio=recipe.crop_ratio)
     if recipe.precision is not None:
         set_precision(model, recipe.precision)
@@ -73,21 +97,15 @@ def set_similarity(model: keras.Model, weight: float, depth: int) -> None:
     Equation 6, whose B is `depth`). Raises a ValueError unless the blocks share their maps.
     """
     blocks = blocks_of(model)
-    if not 1 <= depth < len(blocks):
+    compared = blocks[1 : depth + 1]
+    if weight and not (len(compared) == depth and all(block.receives_maps for block in compared)):
         raise ValueError(
-            "`similarity_depth` must be at least 1 and below the number of blocks, "
-            f"{len(blocks)}. Received: {depth}."
+            f"`similarity` must be None for a model without {depth + 1} blocks that share maps. "
+            f"Received: {weight}, for {model.name!r}. Create the model with similarity={weight}, "
+            f"similarity_depth={depth}."
         )
-    missing = [b.name for b in blocks[1 : depth + 1] if not getattr(b, "receives_maps", False)]
-    if weight and missing:
-        raise ValueError(
-            "`similarity` must be None for a model whose blocks receive no maps. Received: "
-            f"{weight}, for {missing[0]!r} of {model.name!r}. Create the model with "
-            f"similarity={weight}, similarity_depth={depth}."
-        )
-    for index, block in enumerate(blocks):
-        if hasattr(block, "similarity"):
-            block.similarity = weight / depth if 1 <= index <= depth else 0.0
+    for block in blocks:
+        block.similarity = weight / depth if block in compared else 0.0
 
 
 def set_precision(model: keras.Model, precision: Precision) -> None:
@@ -115,104 +133,76 @@ def set_precision(model: keras.Model, precision: Precision) -> None:
 
 
 def match_head(
-    model: keras.Model, class_names: Sequence[str] | None, head: Head = "match"
+    model: keras.Model, class_names: Sequence[str] | None
 ) -> Literal["kept", "permuted", "fresh"]:
     """Match the head of `model` to a data set, set `model.class_names`, and return the change.
 
-    `"match"` permutes the classifiers if the names are the same in another order, reinitializes
-    them if the names differ, and keeps them otherwise. The result is also `"fresh"` for a head that
-    was not in the checkpoint.
+    The classifiers are permuted if the names of the classes are the same in another order,
+    reinitialized if the names differ, and kept otherwise.
     """
-    old, new = _names(model), None if class_names is None else tuple(class_names)
+    old, new = _trained_names(model), None if class_names is None else tuple(class_names)
     outputs = model.output_shape[-1]
     # One output is the probability of the second of two classes.
-    if new is not None and len(new) != (2 if outputs == 1 else outputs):
-        new = None  # There are more outputs than labels.
-    change = "fresh" if head == "fresh" else "kept"
-    if head == "match" and old is not None and new is not None and old != new:
-        if sorted(old) == sorted(new) and len(set(new)) == len(new):
-            change = "permuted"
-            log.warning("The head's classes were permuted to the order of the data's classes.")
-        else:
-            change = "fresh"
-            log.warning(
-                "The head was trained for other classes (%s) than the data's (%s) and is "
-                'reinitialized. head="keep" keeps it.',
-                shortened(old),
-                shortened(new),
+    if new is None or len(new) != (2 if outputs == 1 else outputs):
+        return "kept"
+    model.class_names = new
+    if old is None or old == new:
+        return "kept"
+    if sorted(old) == sorted(new):
+        log.warning("The head's classes were permuted to the order of the data's classes.")
+        _permute(heads_of(model), [old.index(name) for name in new])
+        return "permuted"
+    text = "The head was trained for other classes (%s) than the data's (%s) and is reinitialized."
+    log.warning(text, shortened(old), shortened(new))
+    _initialize(heads_of(model))
+    return "fresh"
+
+
+def with_teacher(
+    model: keras.Model,
+    teacher: keras.Model | None,
+    recipe: Recipe,
+    class_names: Sequence[str] | None,
+) -> Distillation | None:
+    """Return the distillation from a teacher: `"hard"` unless the recipe sets a kind."""
+    if teacher is None:
+        if recipe.distillation is not None:
+            raise ValueError(
+                "`teacher` must be a model, or `distillation` None. Received: None, with "
+                f"distillation={recipe.distillation!r}."
             )
-    elif head == "match" and (old is None) != (new is None) and (old or _is_loaded(model)):
-        log.warning(
-            'The head was kept: whether its classes fit is unknown. head="fresh" reinitializes it.'
-        )
-    is_drawn = change == "fresh" or (change == "permuted" and outputs == 1)
-    if is_drawn and any(getattr(x, "quantization_mode", None) for x in classifiers(model)):
+        return None
+    names, own = class_names_of(model), class_names_of(teacher)
+    if names and own and names != own and not are_numbers(names) and not are_numbers(own):
         raise ValueError(
-            "`head` must be 'keep' for a quantized classifier, whose kernel can't be changed. "
-            f"Received: {head!r}, and other classes. Quantize the model after its training."
+            "`teacher` must have the classes of the data in the same order, "
+            f"({shortened(names)}). Received: ({shortened(own)})."
         )
-    if change == "permuted":
-        order = [old.index(name) for name in new]
-        _permute(model, order)
-        model.threshold = reordered(getattr(model, "threshold", None), order)
-    elif change == "fresh":
-        _initialize(model)
-        model.threshold = None
-    if new is not None:
-        model.class_names = new
-    if change == "kept" and getattr(model, "head_loaded", None) is False:
-        # Not False from now on, since the next `fit` has a trained head.
-        model.head_loaded, change = None, "fresh"
-    return change
+    kind = recipe.distillation or "hard"
+    return Distillation(teacher, kind, recipe.temperature, recipe.distillation_weight)
 
 
-def train_head(model: keras.Model, data: TrainingData, **settings: Any) -> None:
-    """Train only the classifiers for the recipe's `freeze_epochs`."""
-    epochs = data.recipe.freeze_epochs
-    if users_arguments(model):
-        raise ValueError(f"`freeze_epochs` must be 0 for a compiled model. Received: {epochs}.")
-    heads = {id(variable) for head in classifiers(model) for variable in head.variables}
-    # What is frozen inside a layer, such as the kernels of LoRA, stays frozen.
-    layers = sublayers(model)
-    states = [(each, each.trainable) for each in (*layers, *model.variables)]
-    for layer in layers:
-        if heads.isdisjoint(map(id, layer.variables)):
-            layer.trainable = False
-    try:
-        recipe = data.recipe.replace(epochs=epochs, cooldown_epochs=0, ema=None)
-        compile_for(model, data._replace(recipe=recipe))
-        resumable_fit(model, data.batches.train, epochs=epochs, directory=None, **settings)
-    finally:
-        # A layer sets all that is inside it, which comes after it.
-        for each, trainable in states:
-            each.trainable = trainable
-
-
-def users_arguments(model: keras.Model) -> dict[str, Any]:
-    """Return what the user passed to `model.compile`; empty after an earlier call of our `fit`."""
-    arguments = compile_arguments(model)
-    if getattr(arguments.get("optimizer"), "name", None) == OPTIMIZER:
-        return {}
-    return {name: value for name, value in arguments.items() if value is not None}
-
-
-def compile_for(model: keras.Model, data: TrainingData) -> Evaluator:
-    """Compile `model`, and return an `Evaluator` for validation, without label smoothing."""
-    if arguments := users_arguments(model):
+def compile_model(
+    classifier: Classifier,
+    task: Task | None,
+    recipe: Recipe,
+    steps: int,
+    teacher: Distillation | None,
+) -> Evaluator:
+    """Compile a model with what its user did not; return an `Evaluator` without label smoothing."""
+    model, arguments, changes = classifier.model, classifier.compiled, {}
+    if arguments:
         text = "The model is compiled: its optimizer (%s), loss and metrics replace the recipe's."
         log.warning(text, type(model.optimizer).__name__)
-    changes: dict[str, Any] = {}
     loss = arguments.get("loss")
-    if loss is None:
-        task = data.task
-        loss, changes["loss"] = task.loss(), task.loss(data.recipe.label_smoothing)
-        if "metrics" not in arguments:
-            changes["metrics"] = task.metrics()
-    if data.distillation is not None and not isinstance(loss, PerHead):
-        changes["loss"] = data.distillation.loss(model, changes.get("loss", loss))
+    if task is not None:
+        loss, changes["loss"] = task.loss(), task.loss(recipe.label_smoothing)
+        changes["metrics"] = arguments.get("metrics", task.metrics())
+    if teacher is not None and not isinstance(loss, PerHead):
+        changes["loss"] = teacher.loss(model, changes.get("loss", loss))
     if "optimizer" not in arguments:
-        changes["optimizer"] = make_optimizer(model, data.recipe, data.steps)
-    arguments |= changes
+        changes["optimizer"] = make_optimizer(model, recipe, steps)
+    arguments = arguments | changes
     if changes:
         model.compile(**arguments)
     metrics = keras.tree.flatten([arguments.get("metrics"), arguments.get("weighted_metrics")])
@@ -264,8 +254,10 @@ def rate_factors(model: keras.Model, decay: float) -> tuple[float, ...]:
     i (from 1) and in layers between it and the next, and 1 after the last block (BEiT, Appendix).
     In a model without blocks, each layer with weights counts as one.
     """
-    layers = [x for x in layers_of(model) if getattr(x, "trainable_variables", ())]
-    blocks = [i for i, layer in enumerate(layers) if hasattr(layer, "drop_path")]
+    layers = [
+        x for x in layers_of(model) if isinstance(x, keras.layers.Layer) and x.trainable_variables
+    ]
+    blocks = [i for i, layer in enumerate(layers) if isinstance(layer, Block)]
     blocks = blocks or range(1, len(layers))
     last_block = max(blocks, default=0)
     depths = {}
@@ -287,34 +279,33 @@ def matrices_of(model: keras.Model) -> tuple[int, ...]:
     return tuple(i for i, v in enumerate(model.trainable_variables) if id(v) in kernels)
 
 
-def _names(model):
+def heads_of(model: keras.Model) -> tuple[keras.layers.Dense, ...]:
+    """Return the Dense layers with one output per class in the last layer before an activation."""
+    activations = (keras.layers.Activation, keras.layers.Softmax)
+    layers = (layer for layer in reversed(layers_of(model)) if not isinstance(layer, activations))
+    last = next(layers)
+    parts = sublayers(last) if isinstance(last, keras.layers.Layer) else []
+    classes = model.output_shape[-1]
+    return tuple(x for x in parts if isinstance(x, keras.layers.Dense) and x.units == classes)
+
+
+def blocks_of(model: keras.Model) -> tuple[Block, ...]:
+    """Return the blocks of a model in order, including those of nested models."""
+    return tuple(layer for layer in layers_of(model) if isinstance(layer, Block))
+
+
+def _trained_names(model):
     """Return the class names of a trained head; None if unknown."""
     names = class_names_of(model)
     # ImageNet checkpoints contain no class names.
-    if names is None and _is_loaded(model) and model.output_shape[-1] == len(imagenet_classes()):
+    is_loaded = getattr(model, "head_loaded", False)
+    if names is None and is_loaded and model.output_shape[-1] == len(imagenet_classes()):
         names = tuple(synset for synset, _ in imagenet_classes())
     return names
 
 
-def _is_loaded(model):
-    return getattr(model, "head_loaded", False)
-
-
-def classifiers(model: keras.Model) -> list[keras.layers.Dense]:
-    """Return the Dense layers with one output per class: one, or several in `DistilledHead`."""
-    last = layers_of(model)[-1]
-    layers = [last, *(getattr(last, name, None) for name in getattr(last, "names", ()))]
-    layers = [layer for layer in layers if isinstance(layer, keras.layers.Dense)]
-    if not layers:
-        raise ValueError(
-            "`head` must be 'keep' for a model whose last layer is not a classifier. Received: a "
-            f"model that ends in {last.name!r} ({type(last).__name__})."
-        )
-    return layers
-
-
-def _permute(model, order):
-    for variable in (v for layer in classifiers(model) for v in layer.weights):
+def _permute(heads, order):
+    for variable in (v for layer in heads for v in layer.weights):
         # All variables except LoRA's first factor have one column per class.
         if variable.name != "lora_kernel_a":
             value = keras.ops.convert_to_numpy(variable.value)
@@ -322,8 +313,14 @@ def _permute(model, order):
             variable.assign(-value if value.shape[-1] == 1 else np.take(value, order, axis=-1))
 
 
-def _initialize(model):
-    for layer in classifiers(model):
+def _initialize(heads):
+    for layer in heads:
+        if layer.quantization_mode is not None:
+            raise ValueError(
+                "`model` must have a classifier of the data's classes if it is quantized, as its "
+                f"kernel can't be changed. Received: {layer.name!r} of others. Quantize the model "
+                "after its training."
+            )
         initializers = {
             "kernel": layer.kernel_initializer,
             "bias": layer.bias_initializer,
@@ -332,8 +329,3 @@ def _initialize(model):
         for variable in layer.weights:
             if variable.name in initializers:
                 variable.assign(initializers[variable.name](variable.shape, variable.dtype))
-
-
-def blocks_of(model: keras.Model) -> list[keras.layers.Layer]:
-    """Return the blocks of a model in order, including those of nested models."""
-    return [layer for layer in layers_of(model) if hasattr(layer, "drop_path")]

@@ -54,7 +54,6 @@ class Recipe:
         steps_per_epoch: Batches per epoch; None for all. Needed for endless batches.
         min_updates: Minimum number of updates of a run, or None: with few images, the batch is
             halved as needed, down to 8 images, and then epochs are added.
-        freeze_epochs: Additional epochs at the start that train only the head.
         patience: Epochs without improvement after which training ends, with `result="best"`; None
             for no early stopping.
         algorithm: `"adamw"`, or `"muon"` for the matrices of the blocks and AdamW for the rest
@@ -108,7 +107,6 @@ class Recipe:
     cooldown_epochs: NonNegativeInt = 0
     steps_per_epoch: PositiveInt | None = None
     min_updates: PositiveInt | None = None
-    freeze_epochs: NonNegativeInt = 0
     patience: PositiveInt | None = None
 
     algorithm: Literal["adamw", "muon"] = "adamw"
@@ -230,7 +228,6 @@ class Recipe:
             epochs=2,
             warmup_epochs=min(self.warmup_epochs, 0.5),
             cooldown_epochs=min(self.cooldown_epochs, 1),
-            freeze_epochs=min(self.freeze_epochs, 1),
             min_updates=None,
             # Enough for mixing and repeated images, and divisible by `accumulate_steps`.
             batch_size=math.lcm(8, self.accumulate_steps),

@@ -2,6 +2,7 @@
 
 import sys
 
+import keras
 import numpy as np
 import pytest
 from harness import FAMILIES, numbers, randomized
@@ -101,6 +102,18 @@ def test_curves(drawn):
     assert curves(axis)["a"].tolist() == [0.8, 0.5]
     (bars,) = axis.containers[0][2]
     np.testing.assert_allclose(bars.get_segments()[0], [[2, 0.4], [2, 0.6]])
+
+
+def test_a_history(drawn, tmp_path):
+    history, file = keras.callbacks.History(), tmp_path / "history.csv"
+    history.history = {"loss": [2.0, 1.0], "val_loss": [2.5, 1.5], "rate": [0.1, 0.2]}
+    file.write_text("epoch,loss,val_loss,rate,val_rate\n0,2.0,2.5,0.1,NA\n1,1.0,1.5,0.2,NA\n")
+    for given in (history, file):
+        ((loss, rate),) = drawn(analysis.plot_history, given)
+        assert {name: line.tolist() for name, line in curves(loss).items()} == {
+            "training": [2, 1], "validation": [2.5, 1.5]
+        }  # fmt: skip
+        assert curves(rate)["training"].tolist() == [0.1, 0.2] and len(rate.lines) == 1
 
 
 def test_matrices(results, drawn):

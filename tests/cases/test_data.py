@@ -23,7 +23,7 @@ def test_thin_images_keep_a_row_and_a_column(sides):
 
 # keras-team/keras#19156, keras-team/keras#9737, tensorflow/tensorflow#36287
 def test_batches_and_tensors_that_others_make():
-    torch, grain = pytest.importorskip("torch"), pytest.importorskip("grain")
+    torch = pytest.importorskip("torch")
     model, random = FAMILIES["ViT"](), np.random.default_rng(0)
     images = random.random((10, *model.input_shape[1:]), "float32")
     pairs = list(zip(images, np.arange(10) % 5, strict=True))
@@ -33,22 +33,16 @@ def test_batches_and_tensors_that_others_make():
             return iter(pairs)
 
     def fit(source, **options):
-        return kv.fit(model, source, epochs=1, warmup_epochs=0, verbose=0, **options).history
+        return kv.fit(model, source, epochs=1, warmup_epochs=0, **options).history
 
     known, stream = (torch.utils.data.DataLoader(each, 4) for each in (pairs, Stream()))
     assert kv.evaluate(model, stream)["images"] == 10  # Its length is not known.
     assert "val_loss" in fit((known, stream))
     tensors = [keras.ops.convert_to_tensor(each) for each in (images, np.arange(10) % 5)]
     assert kv.evaluate(model, tensors)["images"] == 10
-    endless = grain.MapDataset.source(pairs).batch(5).repeat()
-    names = torch.utils.data.DataLoader([(image, "cat") for image, _ in pairs], 5)
     empty = torch.utils.data.DataLoader(pairs, 11, drop_last=True)
     for rule, call in {
-        "`source` must have batches that end": lambda: kv.evaluate(model, endless),
-        "`source` must have batches that end for": lambda: fit((known, endless)),
-        "`source` must have numbers as labels": lambda: fit(names),
         "`source` must have at least one batch": lambda: fit(empty),
-        "`class_weight` must map labels": lambda: fit(known, class_weight=[1, 2, 1, 1, 1]),
     }.items():
         with pytest.raises(ValueError, match=rule):
             call()

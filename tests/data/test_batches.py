@@ -179,7 +179,7 @@ def test_fit_takes_batches_of_grain():
     for batches in (endless, own.repeat()):
         with pytest.raises(ValueError, match="`steps_per_epoch` must be set"):
             kv.fit(model, batches, epochs=1, warmup_epochs=0)
-    history = kv.fit(model, endless, epochs=2, warmup_epochs=0, steps_per_epoch=2, verbose=0)
+    history = kv.fit(model, endless, epochs=2, warmup_epochs=0, steps_per_epoch=2)
     assert np.isfinite(history.history["loss"]).all()
 
 

@@ -1,6 +1,5 @@
 """Devices that a machine does not have; each backend counts its own."""
 
-from training.fitting import small
 from training.test_devices import Batches, shards_of
 
 import keras_vitx as kv
@@ -9,9 +8,6 @@ ERRORS = {
     ValueError: {
         "`devices` ...Received: 4096": lambda: kv.training.use_devices(4096),
         "`devices` must be 'all' or at least 1": lambda: kv.training.use_devices(0),
-        "`devices`... in use, 1. Received: 2...use_devices(2)": lambda: kv.fit(
-            small(), "fashion_mnist", devices=2
-        ),
         "divisible ... 4. Received: a batch of 6 images": lambda: shards_of(Batches(), 4)[3][0],
     }
 }

@@ -125,7 +125,7 @@ def test_fit_and_evaluate_notice_another_range(case, caplog):
     for run in (
         lambda: kv.evaluate(model, batches),
         lambda: kv.evaluate(model, (batches, batches)),
-        lambda: kv.fit(model, batches, epochs=1, warmup_epochs=0, verbose=0),
+        lambda: kv.fit(model, batches, epochs=1, warmup_epochs=0),
     ):
         caplog.clear()
         run()

@@ -36,9 +36,9 @@ AGES = np.where(TRAIN[1], 23.0, 41.0)
 # It gets worse and worse: the images of validation have the other labels.
 WORSE = TRAIN, (images_of(40, 3)[0], 1 - images_of(40, 3)[1])
 # A flipped image would have the wrong label.
-CHANGES = {"epochs": 2, "batch_size": 16, "warmup_epochs": 0, "learning_rate": 1e-2}
-CHANGES["augmentation"] = None
-SHORT = {**CHANGES, "verbose": 0}
+SHORT = {
+    "epochs": 2, "batch_size": 16, "warmup_epochs": 0, "learning_rate": 1e-2, "augmentation": None
+}  # fmt: skip
 
 
 class Batched(keras.utils.PyDataset):

@@ -53,7 +53,7 @@ def fitted(family, output):
     """Return the losses of a few steps of `kv.fit`, and what evaluation counts."""
     model = model_of(family)
     changes = {"epochs": 2, "batch_size": 16, "warmup_epochs": 0, "learning_rate": 5e-4}
-    history = kv.fit(model, SOURCE, **changes, output=output, verbose=0)
+    history = kv.fit(model, SOURCE, **changes, output=output)
     values = [v.value for v in model.variables] if BACKEND == "jax" else []
     norms = [np.linalg.norm(weight) for weight in model.get_weights() if weight.dtype.kind == "f"]
     return {
@@ -76,9 +76,7 @@ def plain(as_floats=False):
     if as_floats:
         batches = BatchTransform(batches, lambda *batch: batch[:2], elementwise=True)
     states = Distinct()
-    history = kv.training.resumable_fit(
-        model, batches, epochs=2, directory=None, verbose=0, callbacks=[states]
-    )
+    history = kv.fit(model, batches, epochs=2, warmup_epochs=0, callbacks=[states])
     counts = {**states.counts, "moving_mean": states.count("mean")}
     return {"loss": history.history["loss"], "crossed": sorted(CROSSED), **counts}
 

@@ -15,7 +15,7 @@ SOFT = np.random.default_rng(1).dirichlet(np.ones(4), 6).astype("float32")
 OURS = kv.Preprocessing((0.5, 0.4, 0.3), (0.2, 0.3, 0.25))
 THEIRS = kv.Preprocessing((0.1, 0.2, 0.3), (0.5, 0.6, 0.7))
 PHOTOS = np.random.default_rng(0).integers(0, 256, (36, *SHAPE), "uint8"), np.arange(36) % 4
-SHORT = {"epochs": 2, "batch_size": 9, "warmup_epochs": 0, "augmentation": None, "verbose": 0}
+SHORT = {"epochs": 2, "batch_size": 9, "warmup_epochs": 0, "augmentation": None}
 HEADS = {"token": DistilledHead, "patches": DenseHead}
 
 

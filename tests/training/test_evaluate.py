@@ -22,7 +22,6 @@ from training.fitting import (
 )
 
 import keras_vitx as kv
-from keras_vitx.training.prepare import match_head
 
 NAMES = ("left", "right", "up", "down", "near", "far", "on", "off")
 backend_free = pytest.mark.backend_free
@@ -203,7 +202,7 @@ def test_a_batch_of_which_no_image_can_be_read_counts_as_none(tmp_path):
         assert all(row["label"] in row["image"] for row in rows)
         assert found["loss"] == pytest.approx(expected, rel=1e-4)
         still = {"epochs": 1, "batch_size": 4, "warmup_epochs": 0, "learning_rate": 1e-6}
-        history = kv.fit(model, given, **still, verbose=0).history
+        history = kv.fit(model, given, **still).history
         assert history["val_loss"] == [pytest.approx(expected, rel=1e-3)]
     with pytest.raises(OSError, match=r"04\.png"):
         kv.evaluate(model, kv.data.load_dataset(source, strict=True), "validation")
@@ -310,10 +309,6 @@ def test_thresholds_are_those_of_outputs_in_any_order_of_the_source(several, tmp
         for other in sources:
             metrics = kv.evaluate(model, other)
             assert metrics["binary_accuracy" if several else "accuracy"] == 1
-    assert match_head(model, names) == "permuted"
-    assert kv.evaluate(model, sources[0])["binary_accuracy" if several else "accuracy"] == 1
-    match_head(model, names[:1] + NAMES[5 : 4 + len(order)])
-    assert model.threshold is None
 
 
 @backend_free

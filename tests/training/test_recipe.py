@@ -30,7 +30,7 @@ WRONG = {
     "label_smoothing": (1.0, -0.1), "distillation": ("medium",),
     "temperature": (0,), "distillation_weight": (1.5, -0.1), "flip": (1.5,), "mixup": (-0.1,),
     "result": ("first",), "steps_per_epoch": (0, 1.5), "min_updates": (0, 1.5),
-    "freeze_epochs": (-1, 0.5), "patience": (0,), "precision": ("float64",), "mixing": (0.8,),
+    "patience": (0,), "precision": ("float64",), "mixing": (0.8,),
 }  # fmt: skip
 
 

@@ -27,7 +27,7 @@ def test_a_short_trial(name, tmp_path):
     else:
         model = FAMILIES["CaiT"](drop_path=0.0)
     before = model.get_weights()
-    history = kv.fit(model, SOURCE, recipe, output=tmp_path, verbose=0)
+    history = kv.fit(model, SOURCE, recipe, output=tmp_path)
     epochs = 3 if recipe.cooldown_epochs else 2
     assert len(history.history["loss"]) == epochs
     assert np.isfinite(history.history["loss"] + history.history["val_loss"]).all()
@@ -66,7 +66,7 @@ def test_the_average_is_measured_and_kept(result, tmp_path):
         epochs=4, batch_size=8, learning_rate=0.3, warmup_epochs=0, ema=0.8
     )
     watch = Watch()
-    history = kv.fit(model, SOURCE, recipe, output=tmp_path, callbacks=[watch], verbose=0)
+    history = kv.fit(model, SOURCE, recipe, output=tmp_path, callbacks=[watch])
     validation = kv.data.pipelines(SOURCE, model, 8).validation
     for (own, mean, val_loss), logged in zip(
         watch.epochs, history.history["val_loss"], strict=True
@@ -97,7 +97,7 @@ def test_the_regularizer_is_part_of_the_loss(family, over):
         model = FAMILIES[family](depth=4, drop_path=0.0, **settings)
         changes = {"epochs": 1, "batch_size": 8, "warmup_epochs": 0, "augmentation": None}
         changes |= {"learning_rate": 1e-12, "final_learning_rate": 0.0, "similarity": weight}
-        history = kv.fit(model, SOURCE, similarity_depth=3, verbose=0, **changes)
+        history = kv.fit(model, SOURCE, similarity_depth=3, **changes)
         losses.append(history.history["loss"][0])
     assert abs(losses[1] - losses[0]) > 1e-4
     assert losses[2] - losses[0] == pytest.approx(2 * (losses[1] - losses[0]), rel=1e-3)

@@ -109,21 +109,6 @@ def single_process() -> Iterator[None]:
         keras.distribution.set_distribution(current)
 
 
-def all_reduce_max(number: int) -> int:
-    """Return the maximum of a number over all processes, after waiting for all of them."""
-    if in_use().processes == 1:
-        return number
-    if keras.backend.backend() == "jax":
-        from jax.experimental import multihost_utils
-
-        return int(multihost_utils.process_allgather(np.array(number)).max())
-    from torch import distributed
-
-    numbers: list[Any] = [None] * in_use().processes
-    distributed.all_gather_object(numbers, number)
-    return max(numbers)
-
-
 def copies_of(variable: keras.Variable) -> list[Any]:
     """Return the copies of a variable in this process: one per replica under TensorFlow."""
     if keras.backend.backend() != "tensorflow":

@@ -120,9 +120,9 @@ def sent(batches: Any) -> Any:
 class Replicate(keras.callbacks.Callback):
     """Make Keras's `fit` and `evaluate` compute the same on several devices as on one.
 
-    It must come after callbacks that restore a state. Metrics must be sums or means over images, as
-    Keras's are. Under TensorFlow and PyTorch, BatchNormalization uses the images of each replica,
-    and its moving statistics are averaged after each epoch.
+    It must be the first callback, so that others see the means after an epoch. Metrics must be sums
+    or means over images, as Keras's are. Under TensorFlow and PyTorch, BatchNormalization uses the
+    images of each replica, and its moving statistics are averaged after each epoch.
     """
 
     def __init__(self):
@@ -139,8 +139,7 @@ class Replicate(keras.callbacks.Callback):
 
     def on_train_batch_begin(self, batch, logs=None):
         if not self.seeds_are_folded:
-            self._fold_replicas_into_seeds()
-            self.seeds_are_folded = True
+            self._begin()
         process = in_use().process
         if _runs("torch") and process:
             import torch
@@ -170,10 +169,8 @@ class Replicate(keras.callbacks.Callback):
 
     def _begin_torch(self):
         """Make Keras's `train_step` call the model through DistributedDataParallel."""
-        import torch
         from torch.nn.parallel import DistributedDataParallel
 
-        self.seed = torch.initial_seed()
         # This also copies all variables from the chief. A static graph may have unused variables.
         parallel = DistributedDataParallel(self.model, static_graph=True)
         calls = {"__call__": lambda _, *args, **kwargs: parallel(*args, **kwargs)}
@@ -197,8 +194,16 @@ class Replicate(keras.callbacks.Callback):
 
         return one_step
 
-    def _fold_replicas_into_seeds(self):
-        """Make the random numbers of each replica different; those of the chief don't change."""
+    def _begin(self):
+        """Make the random numbers of each replica different; those of the chief don't change.
+
+        At the first step, when a callback has restored the states of a training.
+        """
+        self.seeds_are_folded = True
+        if _runs("torch"):
+            import torch
+
+            self.seed = torch.initial_seed()
         for seed in self.model.non_trainable_variables if _runs("torch", "tensorflow") else ():
             if seed.name == SEED_STATE:
                 copies = copies_of(seed)
