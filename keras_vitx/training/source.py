@@ -90,6 +90,7 @@ def open_data(
             recipe.part_of_batch,
             augmentation=recipe.augmentation,
             mixing=recipe.mixing,
+            validation_split=0,
             seed=seed,
             pad=in_use().replicas > 1,
             workers=workers,
