@@ -17,8 +17,6 @@ log = logging.getLogger(__name__)
 
 # In order of preference.
 BACKENDS = ("jax", "torch", "tensorflow")
-# Keras's other backends, which are accepted but can't train.
-PREDICT_ONLY = ("numpy", "openvino")
 
 # The configuration file that Keras writes on its first import, whatever the backend.
 WRITTEN_BY_KERAS = {
@@ -35,39 +33,20 @@ WORKER = "KERAS_VITX_WORKER"
 def choose(requested: str | None = None) -> None:
     """Set the backend of Keras, before Keras is imported.
 
-    The first that is given: `requested` (`--backend`); `KERAS_BACKEND`; an installed one in
+    The first that is given: `requested` (`--backend`); `KERAS_BACKEND`; that of
     `~/.keras/keras.json`, unless it is as Keras writes it; the first of JAX, PyTorch and TensorFlow
     that is installed. TensorFlow is last, because the extras `data` and `export` install it, too.
 
-    Raises a ValueError if the backend is unknown or Keras already runs on another one, and an
-    ImportError if it is not installed.
+    Raises an ImportError if none is installed.
     """
     if "keras" in sys.modules:
-        import keras
-
-        running = keras.backend.backend()
-        if requested and requested != running:
-            raise ValueError(
-                f"Keras already runs on {running!r} in this process, not on {requested!r}."
-            )
         return
-    name = requested or os.environ.get("KERAS_BACKEND")
-    installed = [each for each in BACKENDS if _is_installed(each)]
-    if name:
-        if name not in (*BACKENDS, *PREDICT_ONLY):
-            raise ValueError(
-                f"Keras has no backend {name!r}. Set KERAS_BACKEND or --backend to one of: "
-                f"{', '.join(BACKENDS)}."
-            )
-        if name in BACKENDS and name not in installed:
-            what = f"The backend {name!r} is chosen but not installed"
-            raise ImportError(needs_extra(what, name))
-    elif not installed:
-        what = "keras_vitx needs JAX, PyTorch or TensorFlow, and none is installed"
-        raise ImportError(needs_extra(what, *BACKENDS))
-    elif (in_file := _in_keras_file()) in installed:
-        name = in_file
-    else:
+    name = requested or os.environ.get("KERAS_BACKEND") or _in_keras_file()
+    if not name:
+        installed = [each for each in BACKENDS if _is_installed(each)]
+        if not installed:
+            what = "keras_vitx needs JAX, PyTorch or TensorFlow, and none is installed"
+            raise ImportError(needs_extra(what, *BACKENDS))
         name = installed[0]
         if len(installed) > 1:
             log.warning(
