@@ -1,8 +1,8 @@
 """`Chain`, the model class of all families: an ordered list of layers."""
 
 import functools
-import logging
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 import keras
@@ -11,6 +11,7 @@ from keras import ops
 
 from keras_vitx.backend import restore_variables
 from keras_vitx.checks import check, check_argument
+from keras_vitx.files import atomic_write
 from keras_vitx.layers.base import (
     at_least_float32,
     freeze_layers,
@@ -28,8 +29,6 @@ from keras_vitx.models import depth
 from keras_vitx.models.multi_head import MultiHeadTraining
 from keras_vitx.positions import Grid, resample
 from keras_vitx.preprocessing import Preprocessing
-
-log = logging.getLogger(__name__)
 
 
 class Tokens(NamedTuple):
@@ -61,13 +60,13 @@ class ImageModel(keras.Model):
         class_names: Sequence[str] | None = None,
         scan: bool = True,
         remat: bool = False,
-        threshold: float | Sequence[float] | None = None,
         size: str | None = None,
         arguments: str | None = None,
         dtype: Any = None,
-        **kwargs,
+        name: str | None = None,
     ):
-        super().__init__(inputs=inputs, outputs=outputs, **kwargs)
+        # No other arguments: Keras would ignore them.
+        super().__init__(inputs=inputs, outputs=outputs, name=name)
         if dtype is not None:
             self.dtype_policy = dtype
         # Each layer casts its own inputs and variables.
@@ -79,7 +78,6 @@ class ImageModel(keras.Model):
         self.class_names = class_names
         self.scan = scan
         self.remat = remat
-        self.threshold = threshold
         self.size = size
         # Text, as Keras would read names of classes in a dictionary of the config.
         self.arguments = arguments
@@ -145,25 +143,28 @@ class ImageModel(keras.Model):
         finally:
             restore_variables(self)
 
-    def save(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
-        """Save the model as Keras does; a ValueError refuses the legacy format, which can't be read.
+    def save(self, filepath, overwrite=True, zipped=None, **kwargs):
+        """Save the model as Keras does; a `.keras` file is written beside `filepath`, then renamed.
 
-        Args:
-            filepath: Path of the file, which ends in `.keras`, or of a directory.
-            *args: As in `keras.Model.save`.
-            **kwargs: As in `keras.Model.save`.
+        A kill, a full disk or a load meanwhile meets the old file or the new one, whole. A
+        ValueError refuses the legacy format, which can't be read.
         """
-        if str(filepath).endswith((".h5", ".hdf5")):
+        path = str(filepath)
+        if path.endswith((".h5", ".hdf5")):
             raise ValueError(
                 "`filepath` must end in .keras, or be given to `save_weights` and end in "
-                f".weights.h5. Received: {str(filepath)!r}, of Keras's legacy format."
+                f".weights.h5. Received: {path!r}, of Keras's legacy format."
             )
-        super().save(filepath, *args, **kwargs)
+        is_local = path.endswith(".keras") and "://" not in path and zipped is not False
+        if not is_local or (not overwrite and Path(path).exists()):
+            return super().save(filepath, overwrite, zipped, **kwargs)
+        with atomic_write(path) as temporary:
+            super().save(temporary, **kwargs)
 
     def get_config(self) -> dict[str, Any]:
         """Return the config from which `from_config` makes an equal model with new weights."""
         images, preprocessing = self.inputs[0], self.network_preprocessing
-        optional = {"threshold": self.threshold, "size": self.size, "arguments": self.arguments}
+        optional = {"size": self.size, "arguments": self.arguments}
         return {name: value for name, value in optional.items() if value is not None} | {
             "name": self.name,
             "trainable": self.trainable,
@@ -185,11 +186,12 @@ class ImageModel(keras.Model):
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: dict | None = None):
         """Make a model from its config."""
-        with keras.saving.custom_object_scope(custom_objects or {}):
-            values = map(keras.saving.deserialize_keras_object, config.values())
-            arguments = dict(zip(config, values, strict=True))
-            frozen, trainable = arguments.pop("frozen", {}), arguments.pop("trainable", True)
-            model = cls(**arguments)
+        arguments = {
+            name: keras.saving.deserialize_keras_object(value, custom_objects)
+            for name, value in config.items()
+        }
+        frozen, trainable = arguments.pop("frozen", {}), arguments.pop("trainable", True)
+        model = cls(**arguments)
         freeze_layers(model, trainable, frozen)
         return model
 
@@ -224,13 +226,12 @@ class Chain(MultiHeadTraining, ImageModel):
         remat: Whether training keeps only the input of each layer and recomputes the
             rest in the backward pass, which saves memory at the cost of one more forward
             pass.
-        threshold: Probability above which a class is predicted, for independent classes (one
-            number, or one per class) or the second of two; None is 0.5. `kv.evaluate` uses it.
+        size: Name of the constructor that made the model, which a weights file states.
+        arguments: The arguments of the constructor, as JSON.
         images: Arguments of the `keras.Input`, such as `name`, `batch_size` and `dtype`.
         input_tensor: A `keras.Input` to use instead of a new one.
         dtype: Dtype policy of the model; the layers have their own.
-        **kwargs: As in `keras.Model`, such as `name`; and `size`, the name of the constructor, and
-            `arguments`, those it was called with, as JSON, which a weights file states.
+        name: Name of the model.
     """
 
     def __init__(
@@ -242,11 +243,12 @@ class Chain(MultiHeadTraining, ImageModel):
         class_names: Sequence[str] | None = None,
         scan: bool = True,
         remat: bool = False,
-        threshold: float | Sequence[float] | None = None,
+        size: str | None = None,
+        arguments: str | None = None,
         images: dict[str, Any] | None = None,
         input_tensor: Any = None,
         dtype: Any = None,
-        **kwargs,
+        name: str | None = None,
     ):
         repeated = [one.name for index, one in enumerate(layers) if one in layers[:index]]
         if repeated:
@@ -259,8 +261,8 @@ class Chain(MultiHeadTraining, ImageModel):
         for layer in layers:
             _tell_grid(layer, grid, x)
             x, grid = layer(x), grid_after(layer, grid)
-        about = (family, preprocessing, class_names, scan, remat, threshold)
-        super().__init__(input_tensor, x, *about, dtype=dtype, **kwargs)
+        about = (family, preprocessing, class_names, scan, remat, size, arguments, dtype, name)
+        super().__init__(input_tensor, x, *about)
 
     @property
     def layers(self) -> list[keras.layers.Layer]:

@@ -152,16 +152,6 @@ def test_clones_and_cut_models_tell_the_grid(tmp_path):
     close(array(loaded(images)), array(cut(images)))
 
 
-# keras-team/keras#6494
-def test_a_block_that_runs_twice_is_cut_out_of_the_chain():
-    patches, *layers = FAMILIES["ViT"]().layers
-    x = images = keras.Input((16, 16, 3))
-    for layer in (patches, *layers[:3], *layers[2:]):
-        x = layer(x)
-    model, images = keras.Model(images, x), numbers((2, 16, 16, 3))
-    close(array(kv.as_chain(model)(images)), array(model(images)))
-
-
 class Failing(keras.utils.PyDataset):
     """A batch, then an error."""
 
@@ -183,3 +173,37 @@ def test_a_model_outlives_what_ends_a_loop(how):
     with pytest.raises(KeyboardInterrupt):
         getattr(model, how)(Failing(), verbose=0)
     np.testing.assert_array_equal(model.predict(IMAGES, verbose=0), expected)
+
+
+def test_a_save_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
+    model, path = randomized("ViT"), tmp_path / "new" / "model.keras"
+    model.save(path)
+    monkeypatch.setattr(kv.layers.MLP, "get_config", lambda self: {}["full disk"])
+    with pytest.raises(KeyError):
+        model.save(path)
+    monkeypatch.undo()
+    same_weights(keras.saving.load_model(path), model)
+    assert list(path.parent.iterdir()) == [path]
+
+
+@pytest.mark.backend_free
+def test_custom_objects_reach_the_layers_inside(tmp_path):
+    class Halved(keras.layers.Layer):
+        def call(self, maps):
+            return maps / 2
+
+    name = "cases>Halved"
+    keras.saving.register_keras_serializable("cases")(Halved)
+    model = FAMILIES["ViT"](attention=lambda _: Attention(2, on_weights=[Halved()]))
+    model.save(tmp_path / "model.keras")
+    keras.saving.get_custom_objects().pop(name)  # As in another process.
+    loaded = keras.saving.load_model(tmp_path / "model.keras", custom_objects={name: Halved})
+    close(array(loaded(IMAGES)), array(model(IMAGES)))
+
+
+@pytest.mark.backend_free
+@pytest.mark.parametrize("make", [FAMILIES["ViT"], lambda: kv.features(FAMILIES["ViT"]())])
+def test_an_unknown_option_of_a_config_is_refused(make):
+    model = make()
+    with pytest.raises(TypeError, match="class_name"):
+        type(model).from_config({**model.get_config(), "class_name": ["cat", "dog"]})

@@ -123,7 +123,7 @@ ERRORS = {
         "not normalized. Received: float32 in 0": of_images(kv.evaluate, np.float32),
         "and not normalized. Received: float32 in 0": of_images(kv.fit, np.float32),
         # kv.features
-        "patch size 8. Received: ...(30, 16); the nearest is (32, 16)": (
+        "patch size 8. Received: ...(30, 16, 3); the nearest is (32, 16)": (
             features("ViT", size=(30, 16))
         ),
         "`size` can't be changed: ... depends on it": features("Mixer", size=(24, 24)),
