@@ -15,7 +15,7 @@ from keras_vitx.analysis.trace import check_images
 from keras_vitx.backend import restore_variables
 from keras_vitx.checks import PositiveInt, check_argument
 from keras_vitx.drawing import Picture, drawing
-from keras_vitx.files import check_writable, write_csv
+from keras_vitx.files import local_path, write_csv
 from keras_vitx.text import nearest, needs_extra
 
 COLUMNS = ("epoch", "step", "measure", "block", "head", "value")
@@ -72,10 +72,8 @@ class MeasureDuringTraining(keras.callbacks.Callback):
                     "needs one."
                 )
         check_argument("every", every, PositiveInt | None)
-        if path is not None:
-            check_writable(path)
         self.images, self.every, self.batch_size = images, every, batch_size
-        self.path = None if path is None else Path(path)
+        self.path = None if path is None else local_path(path)
         self.writer = None
         if log_dir is not None:
             try:

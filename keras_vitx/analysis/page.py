@@ -23,7 +23,7 @@ from keras_vitx.analysis.measures import NotProbabilities
 from keras_vitx.analysis.pictures import likely_classes, one_or_three
 from keras_vitx.analysis.trace import check_model, trace
 from keras_vitx.data import preprocess_input
-from keras_vitx.files import atomic_write, check_writable
+from keras_vitx.files import atomic_write, local_path
 from keras_vitx.layers import ClassToken, RegisterTokens
 from keras_vitx.preprocessing import Preprocessing
 from keras_vitx.text import nearest
@@ -114,7 +114,7 @@ def explore(
         OSError: if an image can't be decoded, or the page can't be written.
     """
     check_model(model, needs_maps=True)
-    check_writable(path)
+    path = local_path(path)
     order = [block.name for block in model.blocks]
     selection = _select_blocks(model, order, blocks)
     heads = _check_heads(heads)

@@ -53,11 +53,6 @@ def of_another_table(tmp_path):
     return analysis.read_dynamics(tmp_path / "m.csv")
 
 
-def below_a_file(tmp_path):
-    (tmp_path / "file").touch()
-    MeasureDuringTraining(IMAGES, tmp_path / "file" / "m.csv")
-
-
 def without_tensorboard(monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorboard.summary", None)
     MeasureDuringTraining(IMAGES, log_dir="logs")
@@ -87,7 +82,6 @@ RESULTS = {"a": {"entropy": {"blocks_0": np.ones(2)}, "mean_maps": {"blocks_0": 
 plot_curves = partial(analysis.plot_curves, path="a.png", xlabel="")
 plot_maps = partial(analysis.plot_maps, images=IMAGES, path="a.png")
 ERRORS = {
-    NotADirectoryError: {"file is not a directory": below_a_file},
     ImportError: {"`log_dir` needs tensorboard": without_tensorboard},
     ValueError: {
         **of_each(traced, TRACED),
