@@ -5,12 +5,10 @@ test per name, so that an incompatible Keras release fails there first.
 """
 
 import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import keras
 from keras.src.backend import AutocastScope
-from keras.src.backend.common import global_state
 from keras.src.utils import naming
 
 if keras.backend.backend() == "torch":
@@ -70,36 +68,6 @@ def logits_of(probabilities: Any) -> Any:
 def autocast(dtype: str | None) -> contextlib.AbstractContextManager:
     """Return a context in which variables are read in `dtype`, or, if None, as they are stored."""
     return AutocastScope(dtype)
-
-
-@contextlib.contextmanager
-def without_values() -> Iterator[None]:
-    """Within it, layers are made and built without the values of their variables, or any array.
-
-    They have shapes only, and are of no use afterwards.
-    """
-    with contextlib.ExitStack() as stack:
-        if keras.backend.backend() == "torch":
-            # Keras calls a layer that fails again, on arrays of ones of the shapes in question.
-            stack.enter_context(_on_meta())
-        stack.enter_context(keras.StatelessScope(initialize_variables=False))
-        waiting = global_state.get_global_attribute("uninitialized_variables", [])
-        global_state.set_global_attribute("uninitialized_variables", [])
-        try:
-            yield
-        finally:
-            global_state.set_global_attribute("uninitialized_variables", waiting)
-
-
-def _on_meta() -> contextlib.AbstractContextManager:
-    """Return a context in which PyTorch makes tensors without values, whatever device is asked."""
-
-    class OnMeta(torch.overrides.TorchFunctionMode):
-        def __torch_function__(self, function, types, args=(), kwargs=None):
-            device = {"device": "meta"} if (kwargs or {}).get("device") is not None else {}
-            return function(*args, **(kwargs or {}) | device)
-
-    return OnMeta()
 
 
 def compile_arguments(model: keras.Model) -> dict[str, Any]:

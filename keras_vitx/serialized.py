@@ -62,32 +62,6 @@ def _resolve(node: dict) -> tuple[str, Any]:
     return registered or name, found
 
 
-def check_registered(model: keras.Model) -> None:
-    """Raise a ValueError, before long work, if a saved file of the model could not be read again.
-
-    Keras saves the names of classes and functions, and finds only those that are registered.
-    """
-    kind = type(model)
-    try:
-        config = keras.saving.serialize_keras_object(model.get_config())
-    except (NotImplementedError, TypeError, ValueError) as error:
-        raise ValueError(f"`model` can't be saved: {error}") from error
-    named = {"class_name": kind.__name__, "module": kind.__module__, "config": config}
-    named["registered_name"] = keras.saving.get_registered_name(kind)
-    missing = {name for name, found in objects_in(named) if found is None}
-    # As an activation, a lambda has no name in the config.
-    activations = [getattr(layer, "activation", None) for layer in sublayers(model)]
-    if any(getattr(each, "__name__", None) == "<lambda>" for each in activations):
-        missing.add("__lambda__")
-    if missing:
-        names = ", ".join(sorted(missing)).replace("__lambda__", "a lambda")
-        raise ValueError(
-            "`model` must be made of classes and functions that are registered with Keras, which "
-            f"reads files by their names. Received: {names}, not registered. Decorate it with "
-            '@keras.saving.register_keras_serializable(package="mine"), a lambda as a function.'
-        )
-
-
 def packed(model: keras.Model) -> tuple[dict[str, Any], list[np.ndarray], dict[str, type]]:
     """Return the config of a model, as from JSON and without how it is compiled; weights; classes.
 

@@ -114,18 +114,3 @@ def test_a_seed_generator_of_a_built_layer_is_replaced():
 def test_a_sigmoid_keeps_its_logits():
     logits = keras.ops.convert_to_tensor([20.0])
     assert keras_internals.logits_of(keras.activations.sigmoid(logits)) is logits
-
-
-def test_layers_are_made_without_values():
-    class Failing(keras.layers.Layer):
-        def call(self, x):
-            raise ValueError(f"The layer fails on {type(x).__name__}.")
-
-    with keras_internals.without_values():
-        inputs = keras.Input((1 << 30,))
-        layer = keras.layers.Dense(1 << 20, kernel_initializer="orthogonal")  # 4 PiB.
-        model = keras.Model(inputs, layer(inputs))
-        with pytest.raises(ValueError, match="The layer fails"):  # Not for want of memory.
-            Failing()(inputs)
-    assert model.weights[0].shape == (1 << 30, 1 << 20)
-    assert keras.layers.Dense(2)(np.zeros((3, 4))).shape == (3, 2), "all is as before"
