@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 
-from keras_vitx.checks import check
 from keras_vitx.files import atomic_write
 from keras_vitx.text import needs_extra
 
@@ -33,7 +32,7 @@ def drawing(
     """Yield the axes of a figure, `(rows, columns)`, and write it to `path` at the end.
 
     The suffix selects the format; `cell` is the size of each of the axes in inches. Raises an
-    ImportError if matplotlib is not installed, a ValueError for another suffix.
+    ImportError if matplotlib is not installed.
     """
     try:
         from matplotlib.figure import Figure
@@ -41,9 +40,6 @@ def drawing(
         raise ImportError(needs_extra("Figures need matplotlib", "plots")) from error
     rows, columns = shape
     figure = Figure((columns * cell[0], rows * cell[1]), layout="constrained")
-    formats = [f".{each}" for each in figure.canvas.get_supported_filetypes()]
-    rule = f"`path` must end in one of {', '.join(formats)}."
-    check(Path(path).suffix.lower() in formats, rule, os.fspath(path))
     yield figure.subplots(rows, columns, squeeze=False)
     with atomic_write(path) as temporary:
         figure.savefig(temporary, dpi=dpi)

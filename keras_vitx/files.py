@@ -15,8 +15,6 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from keras_vitx.text import csv_cell
-
 LOCK, OLD, NEW = "lock", "old", "new"
 
 
@@ -54,7 +52,7 @@ def write_csv(rows: Sequence[Mapping[str, Any]], path: str | os.PathLike) -> Non
         # File names may be invalid UTF-8.
         temporary.open("w", encoding="utf-8", errors="surrogateescape", newline="") as file,
     ):
-        csv.writer(file, lineterminator="\n").writerows(map(csv_cell, line) for line in lines)
+        csv.writer(file, lineterminator="\n").writerows(lines)
 
 
 @contextlib.contextmanager

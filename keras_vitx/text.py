@@ -1,7 +1,6 @@
-"""Text for people: phrases that error messages share, and names from files."""
+"""Phrases that error messages share."""
 
 import difflib
-import re
 from collections.abc import Iterable
 
 
@@ -31,23 +30,3 @@ def needs_extra(what: str, *extras: str) -> str:
         f"{what}: install keras_vitx with the extra {names}, in its checkout: "
         f'pip install ".[{extras[0]}]".'
     )
-
-
-def printable(text: str, keep: str = "") -> str:
-    r"""Return a text with its control characters, but for those in `keep`, written as `\x1b`.
-
-    In names of files and classes, they could move a terminal's cursor or turn the text around;
-    bytes of a name that are not UTF-8 could not be written at all.
-    """
-    return re.sub(
-        "[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]",
-        lambda found: found[0] if found[0] in keep else found[0].encode("unicode_escape").decode(),
-        text,
-    )
-
-
-def csv_cell(value: object) -> object:
-    """Return a value for a CSV file, with an apostrophe before what a spreadsheet would compute."""
-    if not isinstance(value, str):
-        return value
-    return f"'{printable(value)}" if value[:1] in set("=+-@\t\r\n") else printable(value)

@@ -119,9 +119,6 @@ ERRORS = {
         "`values` must have at least one epoch": lambda: analysis.converged_at([]),
         "at least one row": lambda: analysis.results_by_epoch([]),
         # Figures.
-        "`path` must end in one of ... .png, ... Received: 'a'": lambda: analysis.plot_curves(
-            {"a": {1: 0.5}}, "a", xlabel=""
-        ),
         "no measure 'entropie'. Did you mean 'entropy'": lambda: analysis.plot_by_block(
             RESULTS, "entropie", "a.png"
         ),
