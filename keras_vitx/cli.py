@@ -170,6 +170,7 @@ def train(
     output: option(Path | None, "Directory of the run. Default: a new one under `runs/`.") = None,
     devices: option(str | None, "Number of devices that share each batch, or `all`.") = None,
     validation_split: option(float, "Fraction of the images to hold out, if none are.") = 0.1,
+    fraction: option(float, "Fraction of the training images to use.") = 1.0,
     seed: option(int, "Seed of the weights, the order and the augmentation.") = 0,
     **options: Any,
 ) -> None:
@@ -190,8 +191,8 @@ def train(
         output = output or next(path for path in runs if not path.exists())
         print(f"Model, history and settings go to {output}.", flush=True)
     options = {name: None if value == "none" else value for name, value in options.items()}
-    options |= {"output": output, "validation_split": validation_split, "seed": seed}
-    kv.fit(network, dataset, **options)
+    options |= {"validation_split": validation_split, "fraction": fraction}
+    kv.fit(network, dataset, output=output, seed=seed, **options)
 
 
 @app.command
@@ -202,12 +203,11 @@ def evaluate(
 
     Of the source of the model's own run, these are the images that the run held out.
     """
-    network, run, images = open_model(model, weights), Path(model).parent, source
-    if (run / "run.json").exists():
-        record = json_text.loads((run / "run.json").read_text())
-        if record["source"] == str(Path(source).resolve()):
-            print(f"Measured: the images that the run in {run} held out.", file=sys.stderr)
-            images = kv.data.load_dataset(source, validation_split=kv.training.held_out(run))
+    network, run, images = open_model(model, weights), Path(model).with_name("run.json"), source
+    own = json_text.loads(run.read_text())["source"] if run.exists() else None
+    if own == str(Path(source).resolve()):
+        print(f"Measured: the images that {run.parent} held out.", file=sys.stderr)
+        images = kv.data.load_dataset(source, validation_split=kv.training.held_out(run.parent))
     results = kv.evaluate(network, images, **options)
     print_json(results) if json else print_table([results])
 
@@ -257,17 +257,14 @@ def predict(
 
 
 def files_of(images: Iterable[str]) -> list[Path]:
-    """Return image files, also those in directories, even if their format is not read.
-
-    Patterns that the shell leaves as they are, as on Windows, are expanded.
-    """
+    """Return image files, also those in directories; expand patterns that the shell left."""
     from keras_vitx.data.sources.directories import image_files
 
     files: list[Path] = []
     for name in images:
         found = [] if Path(name).exists() else sorted(glob.glob(name))
         for path in map(Path, found or [name]):
-            unread: list[Path] = []
+            unread: list[Path] = []  # Of unknown formats, which are reported.
             files += image_files(path, unread) + unread if path.is_dir() else [path]
     if not files:
         raise ValueError(f"there are no images in {', '.join(images)}.")

@@ -76,7 +76,7 @@ def test_train_passes_on_what_is_given(run, calls, tiny_file, small_set, tmp_pat
     )  # fmt: skip
     assert {"recipe": "deit", "class_weight": {"dark": 2.0}, "seed": 5}.items() <= found[0].items()
     settings = {"epochs": 3, "clip_norm": None, "scale": (0.5, 1.0), "remat": True}
-    settings["rand_augment"] = None
+    settings |= {"rand_augment": None, "validation_split": 0.1, "fraction": 1.0}
     assert found[0]["settings"] == settings
     assert found[0]["teacher"].class_names == ("dark", "bright")
     assert found[0]["output"].parts[0] == "runs"
