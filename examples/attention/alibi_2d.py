@@ -11,6 +11,8 @@ from keras_vitx.layers import Attention
 
 @keras.saving.register_keras_serializable(package="examples")
 class ALiBiAttention(Attention):
+    fused = None
+
     def set_grid(self, grid, num_prefix_tokens):
         places = np.indices(grid).reshape(2, -1).T
         distances = np.linalg.norm(places[:, None] - places, axis=-1)

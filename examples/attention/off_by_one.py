@@ -9,6 +9,8 @@ from keras_vitx.layers import Attention
 
 @keras.saving.register_keras_serializable(package="examples")
 class OffByOneAttention(Attention):
+    fused = None
+
     def softmax_of(self, logits, dtype):
         # A key whose logit is 0 and whose value is 0.
         logits = keras.ops.pad(logits, ((0, 0), (0, 0), (0, 0), (0, 1)))

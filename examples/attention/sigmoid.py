@@ -11,6 +11,8 @@ from keras_vitx.layers import Attention
 
 @keras.saving.register_keras_serializable(package="examples")
 class SigmoidAttention(Attention):
+    fused = None
+
     def softmax_of(self, logits, dtype):
         logits = keras.ops.cast(logits, "float32") - math.log(logits.shape[-1])
         return keras.ops.cast(keras.ops.sigmoid(logits), dtype)

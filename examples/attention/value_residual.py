@@ -4,11 +4,11 @@
 import keras
 
 import keras_vitx as kv
-from keras_vitx.layers import Attention
+from keras_vitx.layers import SharingAttention
 
 
 @keras.saving.register_keras_serializable(package="examples")
-class ValueResidualAttention(Attention):
+class ValueResidualAttention(SharingAttention):
     def __init__(self, num_heads, first=False, **kwargs):
         super().__init__(num_heads, **kwargs)
         self.first, self.reads_maps = first, not first
@@ -28,8 +28,7 @@ class ValueResidualAttention(Attention):
     def shared_shape(self, tokens):
         return (None, tokens, self.num_heads, self.size)
 
-    def check_shared(self, tokens, shared):
-        """Accept what is shared, which are values and not maps."""
+    received_shape = shared_shape
 
 
 model = kv.ViT_Mini(

@@ -12,6 +12,8 @@ import numpy as np
 from keras import ops
 
 from keras_vitx.backend import without_gradients
+from keras_vitx.layers import Attention, ClassAttention, GatedPositionalAttention, SharingAttention
+from keras_vitx.layers.recording import recording
 from keras_vitx.text import nearest
 
 
@@ -28,16 +30,16 @@ class BlockTrace:
         block: The layer.
         grid: Rows and columns of the patches, which are the last tokens; None if unknown.
         softmax: The maps as the softmax gives them, `(batch, heads, queries, keys)`: before
-            `on_weights`, and before shared maps are added. For an attention that is not one
-            of `keras_vitx.layers`, the maps that it returns. None without a softmax (shared
-            maps, no attention).
+            `on_weights`, and before shared maps are added. None without a softmax (shared maps,
+            no attention, one of your own that does not `keras_vitx.layers.record` it).
         maps: The maps that multiplied the values, of the same form; None without attention.
         shared: The maps that an earlier block passed on; None if the block takes none.
         inputs: The tokens that enter the block, `(batch, tokens, dim)`.
         outputs: The tokens that leave it, of the same shape.
         attention_branch: The update of the tokens by the attention branch, `(batch, updated,
-            dim)`, after LayerScale and residual scale; None if the block is not like `Block`.
-        mlp_branch: The update by the MLP branch, of the same shape.
+            dim)`, after LayerScale and residual scale: the output of the block's `ls1`. None if
+            it does not run that.
+        mlp_branch: The update by the MLP branch, the output of `ls2`, of the same shape.
     """
 
     name: str
@@ -66,7 +68,7 @@ class BlockTrace:
 
     @property
     def mlp_input(self) -> np.ndarray | None:
-        """The tokens to which the MLP branch is added, `(batch, updated, dim)`."""
+        """The tokens to which the MLP branch is added, if nothing normalizes them before."""
         if self.attention_branch is None:
             return None
         return self.attention_input + self.attention_branch
@@ -74,8 +76,9 @@ class BlockTrace:
     @property
     def gates(self) -> np.ndarray | None:
         r"""ConViT's gates $\sigma(\lambda_h)$, `(heads,)`; None without gates."""
-        find = getattr(self.block.attention, "gates", None)
-        return None if find is None else as_array(find()).reshape(-1)
+        attention = self.block.attention
+        has_gates = isinstance(attention, GatedPositionalAttention)
+        return as_array(attention.gates()).reshape(-1) if has_gates else None
 
     @property
     def num_patches(self) -> int | None:
@@ -131,12 +134,11 @@ def _walk(model, images, selection):
 
 def _run(block, x, index, grid):
     """Run a block, and return its trace and its output."""
-    with without_gradients():
-        y, intermediates = block(x, training=False, return_intermediates=True)
+    with without_gradients(), recording() as found:
+        y = block(x, training=False)
     tokens, shared = x if isinstance(x, (tuple, list)) else (x, None)
-    tensors = {
-        name: intermediates[name] for name in ("softmax", "maps", "attention_branch", "mlp_branch")
-    }
+    tensors = {"softmax": found.get("softmax"), "maps": found.get("maps")}
+    tensors |= {"attention_branch": found.get("ls1"), "mlp_branch": found.get("ls2")}
     tensors |= {"shared": shared, "inputs": tokens, "outputs": keras.tree.flatten(y)[0]}
     # Each tensor once, so that `softmax` and `maps` are one array if nothing modifies them.
     arrays = {id(tensor): as_array(tensor) for tensor in tensors.values() if tensor is not None}
@@ -183,9 +185,8 @@ def embedding_maps(model: keras.Model, images: Any) -> Iterator[tuple[str, np.nd
 
 
 def _reads_tokens(block):
-    attention = block.attention
-    reads_maps = getattr(attention, "reads_maps", False)
-    return block.has_maps and not reads_maps and not hasattr(attention, "num_class_tokens")
+    others = (SharingAttention, ClassAttention)
+    return isinstance(block.attention, Attention) and not isinstance(block.attention, others)
 
 
 def class_attention(model: keras.Model, images: Any) -> dict[str, np.ndarray]:
@@ -220,15 +221,9 @@ def class_attention(model: keras.Model, images: Any) -> dict[str, np.ndarray]:
 
 def check_model(model: Any, needs_maps: bool = False) -> None:
     """Raise a ValueError unless `model` is a `Chain` with blocks and, if needed, attention maps."""
-    if not (isinstance(model, keras.Model) and hasattr(model, "token_layout")):
-        name = f" named {model.name!r}" if isinstance(model, keras.Model) else ""
-        raise ValueError(
-            f"`model` must be a model of keras_vitx, a Chain. Received: {type(model).__name__}"
-            f"{name}. keras_vitx.as_chain converts a model that was cut from a Chain."
-        )
     if not model.blocks:
         raise ValueError(f"The model {model.name!r} has no blocks (keras_vitx.layers.Block).")
-    if needs_maps and not any(block.has_maps for block in model.blocks):
+    if needs_maps and not any(isinstance(block.attention, Attention) for block in model.blocks):
         raise ValueError(f"The model {model.name!r} has no attention maps.")
 
 

@@ -20,6 +20,7 @@ from keras_vitx.layers.maps import MapLayer as MapLayer
 from keras_vitx.layers.mlp import MLP as MLP
 from keras_vitx.layers.mlp import TokenMixing as TokenMixing
 from keras_vitx.layers.preprocessing import ImagePreprocessing as ImagePreprocessing
+from keras_vitx.layers.recording import record as record
 from keras_vitx.layers.refiner import LocalMapConvolution as LocalMapConvolution
 from keras_vitx.layers.refiner import RefinedAttention as RefinedAttention
 from keras_vitx.layers.refiner import Refinement as Refinement
@@ -29,6 +30,7 @@ from keras_vitx.layers.regularization import LayerScale as LayerScale
 from keras_vitx.layers.sharing import AccumulatingAttention as AccumulatingAttention
 from keras_vitx.layers.sharing import SharedAttention as SharedAttention
 from keras_vitx.layers.sharing import SharedMapsBlock as SharedMapsBlock
+from keras_vitx.layers.sharing import SharingAttention as SharingAttention
 from keras_vitx.layers.tokens import ClassToken as ClassToken
 from keras_vitx.layers.tokens import ConvStem as ConvStem
 from keras_vitx.layers.tokens import PatchEmbedding as PatchEmbedding

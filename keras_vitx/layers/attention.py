@@ -8,9 +8,7 @@ import keras
 from keras_vitx.checks import check_counts
 from keras_vitx.layers import ops
 from keras_vitx.layers.base import Layer, build_all, check_layers, register
-
-# The steps between the projections that the fused attention replaces.
-STEPS = ("logits_of", "softmax_of", "weights_of", "maps_of", "run_over_maps", "aggregate")
+from keras_vitx.layers.recording import is_recording, record
 
 
 @register
@@ -26,10 +24,7 @@ class Attention(Layer):
     `keras.config.disable_flash_attention()` turns it off (it may have no second derivative).
 
     Input: `(batch, tokens, dim)`. Output: the same shape; with `return_attention_scores=True`, a
-    pair of it and the maps that multiplied the values, `(batch, heads, tokens, tokens)`; with
-    `return_intermediates=True`, a pair of it and a dictionary: `softmax`, the maps before
-    `on_weights` (None if the layer computes none), `maps`, those that multiplied the values, and
-    `shared`, what a block passes on to the next (`shared_of`).
+    pair of it and the maps that multiplied the values, `(batch, heads, tokens, tokens)`.
 
     `attention_mask` is boolean and broadcastable to `(batch, queries, keys)`, True where a query
     may attend a key; a mask of padding `(batch, keys)` is passed as `mask[:, None, :]`. The softmax
@@ -41,9 +36,8 @@ class Attention(Layer):
     A subclass overrides the step in which it differs: `projections` (to queries, keys and values,
     with `build_projections`), `logits_of`, `softmax_of` (the maps of logits), `weights_of` (the
     maps before `on_weights`), `maps_of` (after), `aggregate`, `gated` (a function of the result and
-    the input). Fused attention runs where none but `projections` and `gated` differs, or the
-    subclass has its own `fused`. With `reads_maps`, a block receives what `shared_of` of the block
-    before returned, of `shared_shape`: `maps_of` and `with_shared` read it.
+    the input). One that differs between `logits_of` and `aggregate` must say `fused = None`, or
+    define its own `fused`.
 
     Args:
         num_heads: Number of query and key heads.
@@ -58,26 +52,9 @@ class Attention(Layer):
         initialization: Initial weights of the projections, as in `keras_vitx.layers.initializers`.
 
     Raises:
-        ValueError: if an `on_...` is no list of layers; at build, when `num_heads` does not divide
-            `dim`, shared maps have another shape, or one of these layers fails or changes the shape
-            of its input (but for the number of heads); at the call, when `attention_mask` has
-            another shape.
-
-    Attributes:
-        reads_maps: Whether the input is a pair of tokens and the maps of an earlier block.
-        computes_maps: Whether the layer computes maps of its own.
+        ValueError: if an `on_...` is no list of layers; at build, if `num_heads` does not divide
+            `dim`.
     """
-
-    reads_maps, computes_maps = False, True
-    is_fused = True
-
-    def __init_subclass__(cls, **kwargs):
-        super().__init_subclass__(**kwargs)
-        # Another step makes an inherited `fused` wrong.
-        first = {}
-        for base in reversed(cls.__mro__):
-            first |= dict.fromkeys(vars(base), base)
-        cls.is_fused = all(issubclass(first["fused"], first[step]) for step in STEPS)
 
     def __init__(
         self,
@@ -110,33 +87,18 @@ class Attention(Layer):
             proj_dropout, dtype=self.dtype_policy, name="proj_drop"
         )
 
-    def call(
-        self,
-        x,
-        training=False,
-        return_attention_scores=False,
-        attention_mask=None,
-        return_intermediates=False,
-    ):
-        x, shared = x if self.reads_maps else (x, None)
+    def call(self, x, training=False, return_attention_scores=False, attention_mask=None):
         x = self.run_all(self.on_input, x, training)
         query, key, value = self.projections(x, training)
-        if self.reads_maps:
-            query, key, value = self.with_shared(query, key, value, shared)
-        mask = as_mask(attention_mask, value if query is None else query, value)
-        changes_maps = self.reads_maps or self.on_logits or self.on_weights or not self.is_fused
-        returns_maps = return_attention_scores or return_intermediates
-        weights = maps = None
-        if returns_maps or changes_maps or (training and self.attn_drop.rate):
-            weights = self.weights_of(query, key, training, mask)
-            maps = self.maps_of(weights, shared, training, mask)
+        mask = as_mask(attention_mask, value)
+        drops = training and self.attn_drop.rate
+        changes_maps = self.fused is None or self.on_logits or self.on_weights or drops
+        if changes_maps or return_attention_scores or is_recording():
+            maps = self.maps_of(query, key, training, mask)
             y = self.aggregate(maps, value, training)
         else:
             y = self.fused(query, key, value, training, mask)
         y = self.project(self.gated(y, x, training), training)
-        if return_intermediates:
-            passed_on = self.shared_of(maps, value, shared)
-            return y, {"softmax": weights, "maps": maps, "shared": passed_on}
         return (y, maps) if return_attention_scores else y
 
     def projections(self, x, training=False):
@@ -164,10 +126,13 @@ class Attention(Layer):
         """Return the maps of logits, in a dtype; the logits of masked keys are very negative."""
         return ops.softmax(logits, dtype)
 
-    def maps_of(self, weights, shared, training=False, mask=None):
-        """Return the maps that multiply the values; `shared` are those of an earlier block."""
-        maps = weights if self.computes_maps else shared
-        return self.run_over_maps(self.on_weights, maps, training, mask)
+    def maps_of(self, query, key, training=False, mask=None):
+        """Return the maps that multiply the values, `(batch, heads, queries, keys)`."""
+        weights = self.weights_of(query, key, training, mask)
+        maps = self.run_over_maps(self.on_weights, weights, training, mask)
+        record("softmax", weights)
+        record("maps", maps)
+        return maps
 
     def run_over_maps(self, layers, maps, training=False, mask=None):
         """Run map layers, one after another; the masked entries of what they see are 0."""
@@ -192,29 +157,6 @@ class Attention(Layer):
         """
         return y
 
-    def with_shared(self, query, key, value, shared):
-        """Return queries, keys and values in view of what the block before passed on."""
-        return query, key, value
-
-    def shared_of(self, maps, value, shared):
-        """Return what a block passes on to the next: its maps, or those that it received."""
-        return maps if self.computes_maps else shared
-
-    def shared_shape(self, tokens):
-        """Return the shape of what a block passes on, for a number of tokens or None."""
-        return (None, self.emitted_heads, tokens, tokens)
-
-    def check_shared(self, tokens, shared):
-        """Raise a ValueError unless the layer can use what it receives, given both shapes."""
-        expected = (None, self.num_heads, tokens[1], tokens[1])
-        pairs = zip(shared, expected, strict=True)
-        if any(None not in pair and pair[0] != pair[1] for pair in pairs):
-            raise ValueError(
-                "The shared maps must have the shape (batch, heads, tokens, tokens) of the "
-                f"attention that receives them, {expected}. "
-                f"Received: maps of shape {tuple(shared)}."
-            )
-
     def project(self, y, training=False):
         """Project the aggregated values of all heads to the output of the layer."""
         batch, tokens, heads, size = ops.shape(y)
@@ -223,27 +165,20 @@ class Attention(Layer):
         return self.run_all(self.on_output, y, training)
 
     def build(self, input_shape):
-        # `width` is that of all queries, or keys; `emitted_heads` the number of heads of the maps
-        # that a block passes on to the next.
-        input_shape, shared = input_shape if self.reads_maps else (input_shape, None)
         _, tokens, dim = input_shape
         if self.head_size is None and dim % self.num_heads:
             raise ValueError(
                 "`num_heads` must divide the width of the tokens. "
                 f"Received: num_heads={self.num_heads}, width={dim}."
             )
-        maps = build_all(self.on_logits, self.maps_shape(tokens), "on_logits")
-        _, heads, queries, _ = build_all(self.on_weights, maps, "on_weights")
-        build_all(self.on_input, input_shape, "on_input", free_axis=None)
-        build_all(self.on_output, (None, queries, dim), "on_output", free_axis=None)
+        maps = build_all(self.on_logits, self.maps_shape(tokens))
+        _, heads, queries, _ = build_all(self.on_weights, maps)
         self.size = self.head_size or dim // self.num_heads
-        self.width = self.num_heads * self.size
+        self.width = self.num_heads * self.size  # Of all queries, or keys.
         self.value_width = heads * self.size
-        self.emitted_heads = heads if self.computes_maps else self.num_heads
+        self.build_projections(build_all(self.on_input, input_shape))
         self.proj = self.dense(dim, "proj", (None, queries, self.value_width))
-        self.build_projections(input_shape)
-        if self.reads_maps:
-            self.check_shared(input_shape, shared)
+        build_all(self.on_output, (None, queries, dim))
 
     def maps_shape(self, tokens):
         """Return the shape of the maps for a number of tokens, or None."""
@@ -260,24 +195,11 @@ class Attention(Layer):
         return ops.reshape(x, (batch, tokens, width // self.size, self.size))
 
 
-def as_mask(attention_mask: Any, queries: Any, keys: Any) -> Any:
-    """Return a mask as booleans, `(batch or 1, 1, queries or 1, keys)`; None for None.
-
-    Raises a ValueError for one that is not broadcastable to `(batch, queries, keys)`.
-    """
+def as_mask(attention_mask: Any, keys: Any) -> Any:
+    """Return a mask as booleans, `(batch or 1, 1, queries or 1, keys)`; None for None."""
     if attention_mask is None:
         return None
     mask = ops.cast(ops.convert_to_tensor(attention_mask), "bool")
-    expected = (*queries.shape[:2], keys.shape[1])
-    known = zip(reversed(mask.shape), reversed(expected), strict=False)
-    if len(mask.shape) not in (2, 3) or any(
-        size not in (1, None, needed) and needed is not None for size, needed in known
-    ):
-        raise ValueError(
-            f"`attention_mask` must be broadcastable to (batch, queries, keys) = {expected}; "
-            "a mask of padding, (batch, keys), is passed as `mask[:, None, :]`. "
-            f"Received: shape {tuple(mask.shape)}."
-        )
     if len(mask.shape) == 2:
         mask = mask[None]
     # A column for each key, also where one was given for all.

@@ -115,7 +115,8 @@ class Layer(AfterBuild, keras.layers.Layer):
     def run(
         self, layer: keras.layers.Layer, x: Any, training: bool | None = None, **arguments: Any
     ) -> Any:
-        """Run a child layer on `x`, passing `training` on if the child accepts it."""
+        """Run a child layer on `x`, with `training` if it takes that, and what is not None."""
+        arguments = {name: value for name, value in arguments.items() if value is not None}
         return ops.call(layer, x, training, self.compute_dtype, **arguments)
 
     def run_all(
@@ -202,60 +203,9 @@ def check_layers(argument: str, layers: Any) -> list[keras.layers.Layer]:
     return list(layers)
 
 
-def is_own(layer: keras.layers.Layer) -> bool:
-    """Return whether a layer's class is one of this package."""
-    return type(layer).__module__.partition(".")[0] == __name__.partition(".")[0]
-
-
-def build_all(
-    layers: Sequence[keras.layers.Layer],
-    shape: tuple,
-    argument: str = "layers",
-    free_axis: int | None = 1,
-) -> tuple:
-    """Build layers, each for the output of the one before; return the last output's shape.
-
-    Raises a ValueError, which names `argument` and the layer, if a user's layer fails, or any layer
-    changes the shape, but for the size of `free_axis`.
-    """
+def build_all(layers: Sequence[keras.layers.Layer], shape: tuple) -> tuple:
+    """Build layers, each for the output of the one before; return the last output's shape."""
     for layer in layers:
-        received = f"Received: {type(layer).__name__} {layer.name!r}, which"
-        try:
-            layer.build(shape)
-            run = layer if is_own(layer) else _Traced(layer)
-            found = tuple(run.compute_output_spec(keras.KerasTensor(shape)).shape)
-        except Exception as error:
-            if is_own(layer):
-                raise
-            # Keras hides a layer's error behind ones about `call` and `compute_output_spec`.
-            while error.__suppress_context__ and error.__context__ and not error.__cause__:
-                error = error.__context__
-            raise ValueError(
-                f"`{argument}` must run on inputs of shape {shape}. "
-                f"{received} raised {type(error).__name__}: {error}."
-            ) from error
-        kept = list(shape)
-        if free_axis is not None and len(found) == len(kept):
-            kept[free_axis] = found[free_axis]
-        if found != tuple(kept):
-            but = "" if free_axis is None else f", but for axis {free_axis}"
-            raise ValueError(
-                f"`{argument}` must keep the shape of the input{but}. "
-                f"{received} returns {found} for {shape}."
-            )
-        shape = found
+        layer.build(shape)
+        shape = tuple(layer.compute_output_spec(keras.KerasTensor(shape)).shape)
     return shape
-
-
-class _Traced(keras.Operation):
-    """A call of a layer, whose output shape is traced, whatever the layer states."""
-
-    def __init__(self, layer: keras.layers.Layer):
-        super().__init__()
-        self.layer = layer
-
-    def call(self, x):
-        y = self.layer(x)
-        if not hasattr(y, "shape"):
-            raise TypeError(f"`call` must return a tensor, not {type(y).__name__}")
-        return y

@@ -49,11 +49,8 @@ class ClassAttention(Attention):
     def projections(self, x, training=False):
         x_class = x[:, : self.num_class_tokens]
         z = x if self.class_in_keys else x[:, self.num_class_tokens :]
-        return (
-            self.split_heads(self.run(self.q, x_class, training)),
-            self.split_heads(self.run(self.k, z, training)),
-            self.split_heads(self.run(self.v, z, training)),
-        )
+        pairs = ((self.q, x_class), (self.k, z), (self.v, z))
+        return [self.split_heads(self.run(layer, tokens, training)) for layer, tokens in pairs]
 
     def build_projections(self, input_shape):
         queries = (None, self.num_class_tokens, input_shape[-1])
@@ -78,14 +75,14 @@ class ClassBlock(Block):
     `attention_mask` is that of the attention, `(batch, class tokens, keys)`.
     """
 
-    def build_branch(self, name, shape):
-        if name == "mlp":
-            shape = (None, self.attention.num_class_tokens, shape[-1])
-        super().build_branch(name, shape)
+    def build(self, input_shape):
+        self.mlp.build((None, self.attention.num_class_tokens, input_shape[-1]))
+        super().build(input_shape)
 
-    def updated(self, tokens):
-        return self.residual(tokens[:, : self.attention.num_class_tokens])
-
-    def returned(self, x, tokens, shared):
-        patches = tokens[:, self.attention.num_class_tokens :]
-        return ops.concatenate([x, self.residual(patches)], axis=1)
+    def call(self, x, training=False, attention_mask=None):
+        count, mask = self.attention.num_class_tokens, {"attention_mask": attention_mask}
+        y = self.run(self.attention, self.run(self.norm1, x), training, **mask)
+        z = x[:, :count] + self.run_all([self.ls1, self.drop_path1], y, training)
+        y = self.run(self.mlp, self.run(self.norm2, z), training)
+        z = z + self.run_all([self.ls2, self.drop_path2], y, training)
+        return ops.concatenate([z, x[:, count:]], axis=1)

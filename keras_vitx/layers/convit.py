@@ -67,6 +67,8 @@ class PositionalAttention(Attention):
         **kwargs: Further arguments of `Attention`.
     """
 
+    fused = None
+
     def __init__(
         self,
         num_heads: int,

@@ -61,9 +61,9 @@ class MLP(Layer):
         inner = (*input_shape[:-1], hidden)
         self.fc1 = self.dense(hidden, "fc1", input_shape, activation=self.act)
         self.fc2 = self.dense(dim, "fc2", inner)
-        build_all(self.on_input, input_shape, "on_input", free_axis=None)
-        build_all(self.on_hidden, inner, "on_hidden", free_axis=None)
-        build_all(self.on_output, input_shape, "on_output", free_axis=None)
+        build_all(self.on_input, input_shape)
+        build_all(self.on_hidden, inner)
+        build_all(self.on_output, input_shape)
 
     def call(self, x, training=False):
         drops = training and self.drop.rate

@@ -6,38 +6,51 @@ from keras_vitx.keras_internals import replace_seed_generator
 from keras_vitx.layers import ops
 from keras_vitx.layers.base import Layer, register
 from keras_vitx.layers.initializers import start_from
+from keras_vitx.layers.recording import record
 
 
 @register
 class LayerScale(Layer):
-    r"""A learned weight on a residual branch: $y = \gamma \odot x$ (CaiT, Section 2).
+    r"""A learned weight on a residual branch: $y = \gamma \odot x / s$ (CaiT, Section 2).
 
     Input and output: `(..., dim)`.
 
     Args:
         init: Initial value of $\gamma$: a number, or an initializer such as
             `keras.initializers.RandomUniform(0, 2e-5)` for the row U[0, 2ε] of Table A.1. Without a
-            seed, each layer draws its own values.
+            seed, each layer draws its own values. None is no $\gamma$.
         scalar: One weight per branch instead of one per channel. With `init=0` it is ReZero with
             LayerNorm, with `init=1` the Fixup-like form (Table 1).
+        divisor: $s$.
     """
 
     def __init__(
-        self, init: float | keras.initializers.Initializer = 1e-5, scalar: bool = False, **kwargs
+        self,
+        init: float | keras.initializers.Initializer | None = 1e-5,
+        scalar: bool = False,
+        divisor: float = 1.0,
+        **kwargs,
     ):
         super().__init__(**kwargs)
         self.init = init
         self.scalar = scalar
+        self.divisor = divisor
+        self.gamma = None
 
     def build(self, input_shape):
-        shape = (1,) if self.scalar else (input_shape[-1],)
-        self.gamma = self.add_weight(name="gamma", shape=shape, initializer=start_from(self.init))
+        if self.init is not None:
+            shape = (1,) if self.scalar else (input_shape[-1],)
+            start = start_from(self.init)
+            self.gamma = self.add_weight(name="gamma", shape=shape, initializer=start)
 
     def compute_output_shape(self, input_shape):
         return input_shape
 
     def call(self, x):
-        return x * self.gamma
+        y = x if self.gamma is None else x * self.gamma
+        y = y if self.divisor == 1 else y / self.divisor
+        record(self.name, y)
+        return y
 
 
 @register

@@ -6,13 +6,84 @@ import keras
 
 from keras_vitx.checks import check_argument
 from keras_vitx.layers import ops
-from keras_vitx.layers.attention import Attention
+from keras_vitx.layers.attention import Attention, as_mask
 from keras_vitx.layers.base import register
 from keras_vitx.layers.block import Block
+from keras_vitx.layers.recording import record
+
+
+class SharingAttention(Attention):
+    """Attention that receives what the block before passed on, and says what it passes on.
+
+    Input: a pair of tokens `(batch, tokens, dim)` and what was passed on, maps `(batch, heads,
+    tokens, tokens)` unless a subclass says otherwise; the tokens alone where `reads_maps` is False.
+    Output: as of `Attention`; with `return_shared=True`, a triple of it, the maps and what is
+    passed on.
+
+    A subclass overrides `with_shared` (of queries, keys and values), `maps_with` (of its maps),
+    `shared_of` (what is passed on) and its `shared_shape`. It runs in a `SharedMapsBlock`.
+
+    Raises:
+        ValueError: at build, if what it receives has another shape than `shared_shape`.
+    """
+
+    reads_maps = True
+    fused = None
+
+    def call(
+        self,
+        x,
+        training=False,
+        return_attention_scores=False,
+        attention_mask=None,
+        return_shared=False,
+    ):
+        x, shared = x if self.reads_maps else (x, None)
+        x = self.run_all(self.on_input, x, training)
+        query, key, value = self.projections(x, training)
+        if self.reads_maps:
+            query, key, value = self.with_shared(query, key, value, shared)
+        mask = as_mask(attention_mask, value)
+        maps = self.maps_with(shared, query, key, training, mask)
+        y = self.gated(self.aggregate(maps, value, training), x, training)
+        y = self.project(y, training)
+        if return_shared:
+            return y, maps, self.shared_of(maps, value, shared)
+        return (y, maps) if return_attention_scores else y
+
+    def with_shared(self, query, key, value, shared):
+        """Return queries, keys and values in view of what the block before passed on."""
+        return query, key, value
+
+    def maps_with(self, shared, query, key, training=False, mask=None):
+        """Return `maps_of(query, key)` in view of what the block before passed on."""
+        return self.maps_of(query, key, training, mask)
+
+    def shared_of(self, maps, value, shared):
+        """Return what the block passes on to the next: its maps."""
+        return maps
+
+    def shared_shape(self, tokens):
+        """Return the shape of what the block passes on, for a number of tokens or None."""
+        return (None, self.value_width // self.size, tokens, tokens)
+
+    def received_shape(self, tokens):
+        """Return the shape of what the block must receive: maps of `num_heads` heads."""
+        return (None, self.num_heads, tokens, tokens)
+
+    def build(self, input_shape):
+        input_shape, shared = input_shape if self.reads_maps else (input_shape, None)
+        super().build(input_shape)
+        expected = self.received_shape(input_shape[1])
+        if shared is not None and tuple(shared[1:]) != expected[1:]:
+            raise ValueError(
+                "What an attention receives from the block before must have the shape "
+                f"{expected}. Received: {tuple(shared)}."
+            )
 
 
 @register
-class SharedAttention(Attention):
+class SharedAttention(SharingAttention):
     r"""Attention that reuses the maps of an earlier block, without queries and keys.
 
     $$V = x W_v + b_v, \qquad y = w(A_\text{shared}) V W_o + b_o,$$
@@ -27,20 +98,26 @@ class SharedAttention(Attention):
     `on_logits`.
     """
 
-    reads_maps, computes_maps = True, False
-
     def build_projections(self, input_shape):
         self.v = self.dense(self.value_width, "v", input_shape, self.qkv_bias)
 
     def projections(self, x, training=False):
         return None, None, self.split_heads(self.run(self.v, x, training))
 
-    def weights_of(self, query, key, training=False, mask=None):
-        return None
+    def maps_with(self, shared, query, key, training=False, mask=None):
+        maps = self.run_over_maps(self.on_weights, shared, training, mask)
+        record("maps", maps)
+        return maps
+
+    def shared_of(self, maps, value, shared):
+        return shared
+
+    def shared_shape(self, tokens):
+        return self.received_shape(tokens)
 
 
 @register
-class AccumulatingAttention(Attention):
+class AccumulatingAttention(SharingAttention):
     r"""Attention that adds the maps of an earlier block to its own.
 
     $$A = w(\mathrm{softmax}(l(Q K^\top / \sqrt d))) + A_\text{shared} / \sqrt d$$
@@ -53,28 +130,25 @@ class AccumulatingAttention(Attention):
     The arguments are those of `Attention`.
     """
 
-    reads_maps = True
-
-    def maps_of(self, weights, shared, training=False, mask=None):
-        maps = super().maps_of(weights, shared, training, mask)
-        return maps + ops.zero_masked(shared, mask) * self.size**-0.5
+    def maps_with(self, shared, query, key, training=False, mask=None):
+        maps = self.maps_of(query, key, training, mask)
+        maps = maps + ops.zero_masked(shared, mask) * self.size**-0.5
+        record("maps", maps)
+        return maps
 
 
 @register
 class SharedMapsBlock(Block):
     r"""A block that shares attention maps with the next block.
 
-    Like `Block`. It emits what `attention.shared_of` returns: the maps that the attention computed,
-    or, if it computes none (`SharedAttention`), those that it received; values or other tensors, if
-    a subclass of `Attention` says so.
+    Like `Block`. It emits the maps of its attention, or what that passes on if it is a
+    `SharingAttention`: `SharedAttention`, the maps that it received.
 
     Input: tokens `(batch, tokens, dim)`; with `receives_maps`, a pair of them and maps
-    `(batch, heads, tokens, tokens)`. Output: such a pair with `emits_maps`, else the tokens; with
-    `return_attention_scores=True`, a pair of that and the maps of the attention.
+    `(batch, heads, tokens, tokens)`. Output: such a pair with `emits_maps`, else the tokens.
 
     Args:
-        attention: As in `Block`. `SharedAttention` and `AccumulatingAttention` receive the shared
-            maps, others only the tokens.
+        attention: An `Attention`. A `SharingAttention` receives the maps, others only the tokens.
         mlp: As in `Block`.
         receives_maps: Whether the block receives maps.
         emits_maps: Whether the block emits maps.
@@ -108,24 +182,51 @@ class SharedMapsBlock(Block):
         self.similarity_over = similarity_over
         self.similarity_of = similarity_of
 
-    def received(self, x):
-        if not self.receives_maps:
-            return x, None
-        x, shared = x
-        # With a residual dtype, Keras casts them, too.
-        return x, ops.cast(shared, self.compute_dtype)
+    @property
+    def reads_maps(self) -> bool:
+        """Whether the attention receives what the block receives."""
+        is_sharing = isinstance(self.attention, SharingAttention)
+        return self.receives_maps and is_sharing and self.attention.reads_maps
 
-    def attend(self, x, shared, training, attention_mask, returns_maps):
-        compares = training and self.similarity
-        returns_maps = returns_maps or self.emits_maps or compares
-        y, intermediates = super().attend(x, shared, training, attention_mask, returns_maps)
-        if compares:
-            maps = intermediates["maps" if self.similarity_of == "used" else "shared"]
-            self.add_loss(self.similarity * map_similarity(maps, shared, self.similarity_over))
-        return y, intermediates
+    def build(self, input_shape):
+        tokens = input_shape[0] if self.receives_maps else input_shape
+        self.attention.build(input_shape if self.reads_maps else tokens)
+        super().build(tokens)
 
-    def returned(self, x, tokens, shared):
-        return (x, shared) if self.emits_maps else x
+    def call(self, x, training=False, attention_mask=None):
+        x, shared = x if self.receives_maps else (x, None)
+        if self.residual_dtype and shared is not None:  # Keras casts them, too.
+            shared = ops.cast(shared, self.compute_dtype)
+        y, maps, passed = self.attend(self.run(self.norm1, x), shared, training, attention_mask)
+        x = x + self.run_all([self.ls1, self.drop_path1], y, training)
+        y = self.run(self.mlp, self.run(self.norm2, x), training)
+        x = x + self.run_all([self.ls2, self.drop_path2], y, training)
+        if training and self.similarity:
+            compared = maps if self.similarity_of == "used" else passed
+            self.add_loss(self.similarity * map_similarity(compared, shared, self.similarity_over))
+        return (x, passed) if self.emits_maps else x
+
+    def attend(self, x, shared, training, attention_mask):
+        """Return the output of the attention, its maps, and what it passes on, where needed."""
+        mask, x = {"attention_mask": attention_mask}, (x, shared) if self.reads_maps else x
+        if not (self.emits_maps or (training and self.similarity)):
+            return self.run(self.attention, x, training, **mask), None, None
+        if isinstance(self.attention, SharingAttention):
+            return self.run(self.attention, x, training, return_shared=True, **mask)
+        y, maps = self.run(self.attention, x, training, return_attention_scores=True, **mask)
+        return y, maps, maps
+
+    def compute_output_spec(self, x, training=False, attention_mask=None):
+        tokens = x[0] if self.receives_maps else x
+        y = super().compute_output_spec(tokens)
+        if not self.emits_maps:
+            return y
+        batch, count, _ = tokens.shape
+        if isinstance(self.attention, SharingAttention):
+            shape = self.attention.shared_shape(count)
+        else:
+            shape = (None, self.attention.value_width // self.attention.size, count, count)
+        return y, keras.KerasTensor((batch, *shape[1:]), dtype=self.compute_dtype)
 
 
 SIMILARITY_AXES = {"heads": 1, "queries": 2}

@@ -21,7 +21,7 @@ from keras_vitx.layers import (
 )
 from keras_vitx.layers.base import at_least_float32
 from keras_vitx.layers.initializers import initializers
-from keras_vitx.layers.sharing import check_similarity
+from keras_vitx.layers.sharing import SharingAttention, check_similarity
 from keras_vitx.layers.tokens import patch_grid
 
 Layers = list[keras.layers.Layer]
@@ -205,7 +205,7 @@ class ModelArguments:
             weights = similarity.weights(depth)
             compared = {"similarity_over": similarity.over, "similarity_of": similarity.of}
         receives = [
-            getattr(attention, "reads_maps", False) or weight > 0
+            (isinstance(attention, SharingAttention) and attention.reads_maps) or weight > 0
             for attention, weight in zip(attentions, weights, strict=True)
         ]
         blocks = []

@@ -5,7 +5,7 @@ from math import prod
 import keras
 
 from keras_vitx.keras_internals import sublayers
-from keras_vitx.layers import Attention
+from keras_vitx.layers import Attention, SharedAttention, SharingAttention
 from keras_vitx.layers.maps import MapLayer
 
 
@@ -40,7 +40,8 @@ def _macs(layer: keras.layers.Layer) -> int:
     if isinstance(layer, MapLayer) and hasattr(layer, "kernel"):
         return prod(shape[2:]) * prod(layer.kernel.shape)
     if isinstance(layer, Attention):
-        tokens = shape[0] if layer.reads_maps else shape
+        reuses = isinstance(layer, SharedAttention)
+        tokens = shape[0] if isinstance(layer, SharingAttention) and layer.reads_maps else shape
         _, _, queries, keys = layer.maps_shape(tokens[1])
-        return queries * keys * (layer.value_width + layer.width * layer.computes_maps)
+        return queries * keys * (layer.value_width + layer.width * (not reuses))
     return 0

@@ -89,8 +89,6 @@ ERRORS = {
         **of_each(page, PAGE),
         # Traces.
         "no block 'block_1'...mean 'blocks_1'": lambda: trace(ViT(), IMAGES, ["block_1"]),
-        "Received: Functional named 'cut'...as_chain": lambda: trace(cut(), IMAGES),
-        "model of keras_vitx, a Chain. Received: str": lambda: class_attention("ViT", IMAGES),
         "'cut' has no blocks": lambda: trace(kv.as_chain(cut()), IMAGES),
         "has no attention maps": lambda: class_attention(Mixer(), IMAGES),
         "no class token": lambda: class_attention(pooled(), IMAGES),

@@ -1,6 +1,5 @@
 """Arguments of layers, and what they are built for or called with."""
 
-import numpy as np
 from harness import numbers
 
 from keras_vitx import layers as kvl
@@ -14,10 +13,6 @@ X = numbers((3, 5, 8))
 
 def of_maps(make, *shape):
     return lambda: make(2).build((TOKENS, shape))
-
-
-def masked(layer, *shape):
-    return lambda: layer(X, attention_mask=np.ones(shape, bool))
 
 
 ERRORS = {
@@ -42,12 +37,7 @@ ERRORS = {
         "they must fill a square. Received: grid=None, tokens=5": (
             lambda: kvl.PositionalAttention(4).build(TOKENS)
         ),
-        "shared maps must ... Received: maps of shape (None, 4, 5, 5)": (
-            of_maps(kvl.SharedAttention, None, 4, 5, 5)
-        ),
-        "shared maps ... (None, 2, 5, 6)": of_maps(kvl.SharedAttention, None, 2, 5, 6),
-        "shared maps ... (None, 3, 5, 5)": of_maps(kvl.AccumulatingAttention, None, 3, 5, 5),
-        "shared maps ... (3, 2, 4, 4)": lambda: kvl.SharedAttention(2)((X, numbers((3, 2, 4, 4)))),
+        "receives ... Received: (None, 4, 5, 5)": of_maps(kvl.SharedAttention, None, 4, 5, 5),
         "`temperature` must be a number in (0, inf). Received: 0": lambda: kvl.Temperature(0),
         "`context` must be one of ... Received: 'median'": lambda: kvl.ContextBroadcasting(
             "median"
@@ -98,12 +88,6 @@ ERRORS = {
         ),
         "`num_heads` must divide ...=6, width=8": (
             lambda: kvl.SharedAttention(6).build((TOKENS, (None, 6, 5, 5)))
-        ),
-        "`attention_mask` must ... (3, 5, 5)... Received: shape (3, 5)": masked(Attention(2), 3, 5),
-        "`attention_mask` must ... Received: shape (4, 5, 5)": masked(Attention(2), 4, 5, 5),
-        "`attention_mask` must ... Received: shape (3, 1, 5, 5)": masked(Attention(2), 3, 1, 5, 5),
-        "`attention_mask` must be None ... Received: a mask for TokenMixing": (
-            masked(Block(kvl.TokenMixing(4), MLP()), 3, 5, 5)
         ),
     }
 }

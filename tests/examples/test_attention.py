@@ -37,8 +37,7 @@ def attention_of(name, grid=(2, 3)):
     """Return the attention of the second block of an example, 96 wide, built for a grid."""
     attention = example(name).get_layer("blocks_1").attention
     layer = type(attention).from_config(attention.get_config())
-    if hasattr(layer, "set_grid"):
-        layer.set_grid(grid, 1)
+    layer.set_grid(grid, 1)
     layer.build((None, 1 + grid[0] * grid[1], 96))
     return layer
 
@@ -108,8 +107,8 @@ def test_values_of_the_first_block_are_mixed_in():
     blocks = [layer.attention for layer in example("value_residual").blocks]
     assert [block.reads_maps for block in blocks] == [False] + 5 * [True]
     layer, x, first = blocks[2], numbers((2, 65, 96)), numbers((2, 65, 4, 24), seed=1)
-    y, given = layer((x, first), return_intermediates=True)
-    np.testing.assert_array_equal(array(given["shared"]), first)
+    y, _, given = layer((x, first), return_shared=True)
+    np.testing.assert_array_equal(array(given), first)
     ends = []
     for mix in ([1.0, 0.0], [0.0, 1.0], [0.5, 0.5]):
         layer.mix.assign(mix)

@@ -285,8 +285,9 @@ def enrolled():
     for cls in keras.saving.get_custom_objects().values():
         if cls.__module__.startswith("keras_vitx.layers.") and issubclass(cls, keras.layers.Layer):
             found[cls.__name__] = cls
-    del found["MapLayer"]
-    return found
+    return {
+        name: made for name, made in found.items() if name not in ("MapLayer", "SharingAttention")
+    }
 
 
 LAYERS: dict[str, LayerCase] = {}

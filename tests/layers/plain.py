@@ -323,7 +323,7 @@ def attend(layer, x, training=False, mask=None):
         training: Whether norms take the statistics of the batch.
         mask: `(batch, queries, keys)`, or None.
     """
-    x, shared = x if layer.reads_maps else (x, None)
+    x, shared = x if isinstance(x, tuple) else (x, None)
     x = in_order(layer.on_input, x)
     query, key, v = projections(layer, x)
     mask = True if mask is None else np.broadcast_to(mask, (len(x), *mask.shape[-2:]))[:, None]
@@ -401,18 +401,19 @@ def aggregate(maps, v):
 
 @plain.register
 def _(layer: kvl.Block, x, training=False):
-    x, shared = x if layer.receives_maps else (x, None)
+    x, shared = x if isinstance(x, tuple) else (x, None)
     s = layer.residual_scale
-    scales = [1 if g is None else value(g.gamma) for g in (layer.ls1, layer.ls2)]
+    scales = [1 if g.gamma is None else value(g.gamma) for g in (layer.ls1, layer.ls2)]
     read = norm(s * x, layer.norm1, layer.epsilon)
     if isinstance(layer.attention, kvl.Attention):
-        pair = (read, shared) if layer.attention.reads_maps else read
+        pair = (read, shared) if isinstance(layer.attention, kvl.SharingAttention) else read
         attended, maps = attend(layer.attention, pair, training)
-        emitted = maps if layer.attention.computes_maps else shared
+        emitted = shared if isinstance(layer.attention, kvl.SharedAttention) else maps
     else:
         attended = plain(layer.attention, read)
     updated = x[:, : attended.shape[1]]
     y = updated + scales[0] * attended / s
     y = y + scales[1] * plain(layer.mlp, norm(s * y, layer.norm2, layer.epsilon)) / s
     y = np.concatenate([y, x[:, attended.shape[1] :]], axis=1)
-    return (y, emitted) if layer.emits_maps else y
+    emits = isinstance(layer, kvl.SharedMapsBlock) and layer.emits_maps
+    return (y, emitted) if emits else y

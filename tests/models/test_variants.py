@@ -140,9 +140,9 @@ def test_class_token_of_cait(arguments):
     count, scale = arguments.get("class_depth", 1), arguments.get("class_layer_scale", 0.5)
     assert [b.name for b in class_blocks] == [f"blocks_token_only_{i}" for i in range(count)]
     for block in class_blocks:
-        _, maps = block(numbers((1, 5, 8)), return_attention_scores=True)
+        _, maps = block.attention(numbers((1, 5, 8)), return_attention_scores=True)
         assert maps.shape == (1, 2, 1, 5 if arguments.get("class_in_keys", True) else 4)
-        assert (block.ls1 is None) == (scale is None)
+        assert (block.ls1.gamma is None) == (scale is None)
         assert scale is None or (array(block.ls1.gamma) == scale).all()
     assert (array(model.get_layer("blocks_0").ls1.gamma) == 0.5).all()
 

@@ -38,7 +38,7 @@ def is_direct(layer, x, dtype):
         and layer.quantization_mode is None
         and layer.activity_regularizer is None
         and remat_mode(layer) is None
-        and layer.compute_dtype == dtype
+        and layer.input_dtype == dtype
         and all(
             isinstance(tensor, torch.Tensor) and tensor.dtype is getattr(torch, dtype)
             for tensor in (x if isinstance(x, tuple) else (x,))
