@@ -93,7 +93,7 @@ class Block(Layer):
     @property
     def input_dtype(self) -> str:
         """The dtype to which Keras casts the inputs."""
-        return self.residual_dtype or super().input_dtype
+        return self.residual_dtype or self.compute_dtype
 
     def build(self, input_shape):
         layers = (self.attention, self.mlp, self.norm1, self.norm2)
