@@ -176,13 +176,12 @@ def train(run: Run, images: Labeled, test: Labeled, smoke: bool) -> tuple[keras.
 def result_of(run: Run, model: keras.Model, test: Labeled) -> dict[str, Any]:
     """Return the accuracy and the measures of a trained network on test images."""
     images, labels = test
-    whole = {"split": "train", "validation_split": 0.0}  # The arrays have one split.
-    accuracy = kv.evaluate(model, test, batch_size=500, **whole)["accuracy"]
+    accuracy = kv.evaluate(model, test, batch_size=500)["accuracy"]
     result = {"accuracy": accuracy, "measures": measure(model, images)}
     if run.network in ("ViT", "CB-ViT") and run.fraction == 1:
         few = (images[:PERTURBED], labels[:PERTURBED])
         result["perturbed"] = {
-            kind: robustness.curve(model, few, kind, strengths, **whole)
+            kind: robustness.curve(model, few, kind, strengths)
             for kind, strengths in STRENGTHS.items()
         }
     return result

@@ -15,15 +15,16 @@ SIDE = 48
 
 # At the resolution of the checkpoint.
 small = kv.CaiT_Mini(weights="cifar10")
-kv.fit(small, "fashion_mnist", "finetune", epochs=2)
+source = kv.data.load_dataset("fashion_mnist", validation_split=0.1)
+kv.fit(small, source, "finetune", epochs=2)
 kv.weights.save_safetensors(small, "fashion-32.safetensors")
 
 # From its weights, with resampled positions.
 large = kv.CaiT_Mini(weights="fashion-32.safetensors", input_shape=(SIDE, SIDE, 3))
-before = kv.evaluate(large, "fashion_mnist", "validation", validation_split=0.1)
+before = kv.evaluate(large, source, "validation")
 history = kv.fit(
     large,
-    "fashion_mnist",
+    source,
     "higher_resolution",
     epochs=1,
     batch_size=64,

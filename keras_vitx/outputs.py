@@ -1,6 +1,5 @@
 """What a model takes and returns: logits or probabilities, of which classes, for which task."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -97,15 +96,6 @@ def kind_of(activation: Any) -> Kind | None:
     return KINDS.get(keras.activations.get(activation))
 
 
-def reordered(threshold: Any, order: Sequence[int] | None) -> Any:
-    """Return the threshold of a model, per class or of the second of two, for another order."""
-    if threshold is None or order is None:
-        return threshold
-    if np.ndim(threshold):
-        return tuple(threshold[index] for index in order)
-    return threshold if list(order) == [0, 1] else 1 - threshold
-
-
 def class_names_of(model: Any) -> tuple[str, ...] | None:
     """Return the `class_names` of a model, or of the model that is its last layer; None without."""
     while model is not None:
@@ -143,16 +133,11 @@ class Task:
             return SigmoidCrossentropy(label_smoothing)
         return SmoothedCrossentropy(label_smoothing, from_logits=self.outputs.from_logits)
 
-    def metrics(self, threshold: Any = None) -> list[keras.metrics.Metric]:
-        """Return new metrics, with more than five classes also the top-5 accuracy.
-
-        The accuracy is that of predictions above `threshold`; None is 0.5, or the larger of two.
-        """
+    def metrics(self) -> list[keras.metrics.Metric]:
+        """Return new metrics, with more than five classes also the top-5 accuracy."""
         metrics = keras.metrics
         names = {"multi-label": "binary_accuracy", "regression": "mean_absolute_error"}
         name = names.get(self.kind, "accuracy")
-        if threshold is not None:
-            return [metrics.MeanMetricWrapper(self._accuracy_above(threshold), name)]
         accuracy, top_k = {
             "classes": (metrics.SparseCategoricalAccuracy, metrics.SparseTopKCategoricalAccuracy),
             "distributions": (metrics.CategoricalAccuracy, metrics.TopKCategoricalAccuracy),
@@ -170,21 +155,6 @@ class Task:
                 f"All labels must be of one kind. Received: labels of a {found.kind} task, "
                 f"{labels.dtype} {labels.shape}, after those of a {self.kind} task."
             )
-
-    def _accuracy_above(self, threshold):
-        """Return a metric function: whether labels are predicted, by `threshold`."""
-
-        def accuracy(labels, outputs):
-            values = self.outputs.probabilities(outputs)
-            if self.kind != "multi-label":
-                labels = labels[:, 1:] if labels.ndim == 2 and labels.shape[1] == 2 else labels
-                values, labels = values[:, -1:], keras.ops.reshape(labels, (-1, 1))
-            above = values > keras.ops.convert_to_tensor(threshold, values.dtype)
-            # `>` of TensorFlow compares only equal types.
-            right = keras.ops.equal(above, keras.ops.greater(labels, 0.5))
-            return keras.ops.mean(keras.ops.cast(right, "float32"), axis=-1)
-
-        return accuracy
 
 
 def task_of(outputs: Outputs, labels: Any) -> Task:

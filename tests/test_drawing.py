@@ -10,7 +10,7 @@ KINDS = {"png": ("image/png", b"\x89PNG"), "svg": ("image/svg+xml", "<?xml"), "p
 
 @pytest.mark.parametrize("suffix", KINDS)
 def test_a_figure_is_a_path_and_a_picture(suffix, tmp_path):
-    figure = kv.analysis.plot_confusion([[2, 1], [0, 3]], ["a", "b"], tmp_path / f"m.{suffix}")
+    figure = kv.analysis.plot_curves({"a": {1: 0.5, 2: 0.6}}, tmp_path / f"m.{suffix}", "setting")
     assert figure == tmp_path / f"m.{suffix}" and figure.exists()
     (kind, content), *rest = figure._repr_mimebundle_().items()
     expected, start = KINDS[suffix]

@@ -7,7 +7,6 @@ from keras_vitx.analysis.dynamics import plot_dynamics as plot_dynamics
 from keras_vitx.analysis.dynamics import read_dynamics as read_dynamics
 from keras_vitx.analysis.dynamics import results_by_epoch as results_by_epoch
 from keras_vitx.analysis.figures import plot_by_block as plot_by_block
-from keras_vitx.analysis.figures import plot_confusion as plot_confusion
 from keras_vitx.analysis.figures import plot_curves as plot_curves
 from keras_vitx.analysis.figures import plot_history as plot_history
 from keras_vitx.analysis.figures import plot_matrix as plot_matrix

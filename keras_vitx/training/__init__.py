@@ -10,7 +10,6 @@ from keras_vitx.training.callbacks import Validate as Validate
 from keras_vitx.training.devices import is_chief as is_chief
 from keras_vitx.training.devices import use_devices as use_devices
 from keras_vitx.training.evaluate import Evaluator as Evaluator
-from keras_vitx.training.evaluate import choose_threshold as choose_threshold
 from keras_vitx.training.evaluate import evaluate as evaluate
 from keras_vitx.training.fit import fit as fit
 from keras_vitx.training.optimizer import AdamW as AdamW

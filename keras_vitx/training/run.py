@@ -80,7 +80,8 @@ def held_out(run: str | os.PathLike) -> list[str]:
 
     ```python
     held_out = kv.training.held_out("runs/photos")
-    kv.evaluate(model, kv.data.load_dataset("photos", validation_split=held_out))
+    source = kv.data.load_dataset("photos", validation_split=held_out)
+    kv.evaluate(model, source, "validation")
     ```
 
     Args:

@@ -222,7 +222,6 @@ def evaluation_split(
     split: SplitName | None,
     batch_size: int,
     crop_ratio: float | None = None,
-    **arguments: Any,
 ) -> tuple[str, Any, tuple[str, ...] | None]:
     """Return the name of a split, its images as batches in fixed order, and the class names."""
     is_single, batches = is_batches(source), own_batches(source)
@@ -234,7 +233,7 @@ def evaluation_split(
         if split is not None:
             raise ValueError(f"`split` must be None for your own batches. Received: {split!r}.")
         return "batches", source, batches.class_names
-    opened = data.load_dataset(source, **arguments) if batches is None else batches
+    opened = data.load_dataset(source, validation_split=0) if batches is None else batches
     splits = [n for n in ("test", "validation", "train") if getattr(opened, n) is not None]
     if split is not None and split not in splits:
         raise ValueError(f"`split` must be one of {', '.join(splits)}. Received: {split!r}.")

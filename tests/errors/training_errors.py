@@ -4,7 +4,7 @@ import keras
 import numpy as np
 from harness import FAMILIES
 from training import teachers
-from training.fitting import AGES, SHORT, TEST, TRAIN, Batched, Unlabeled, images_of, named, small
+from training.fitting import AGES, SHORT, TRAIN, Batched, Unlabeled, named, small
 from training.teachers import batches_of, student_of, teacher_of
 
 import keras_vitx as kv
@@ -63,12 +63,6 @@ def quantized():
     return model
 
 
-def with_threshold():
-    model = small(8)
-    model.threshold = 0.3
-    return model
-
-
 def two_outputs():
     teacher = teacher_of()
     twice = keras.Model(teacher.inputs, [teacher.outputs[0]] * 2)
@@ -112,24 +106,11 @@ ERRORS = {
         # evaluate
         "`split` must be ... Received: 'test'": lambda: evaluate(TRAIN, "test"),
         "`split` must be None for your own batches": lambda: evaluate(OWN, "test"),
-        "`confusion` must be ... one class per image": lambda: evaluate(
-            NUMBERS, model=small(1, None), confusion=True
-        ),
-        "`scores`... Received: a regression task": lambda: evaluate(
-            NUMBERS, model=small(1, None), scores=True
+        "`predictions`...for regression": lambda: evaluate(
+            NUMBERS, model=small(1, None), predictions=True
         ),
         "`crop_ratio` must be None": lambda: evaluate(OWN, crop_ratio=0.5),
         "`crop_ratio` ... for cropped batches": lambda: evaluate((OWN, OWN), crop_ratio=0.5),
-        "`per_image` must be None": lambda: evaluate(TEST, model={"a": small()}, per_image="a.csv"),
-        "`model.threshold` ... Received: 0.3": lambda: evaluate(
-            Batched(*images_of()), model=with_threshold()
-        ),
-        "`model` must predict two classes ...one of 8": lambda: training.choose_threshold(
-            small(8), TEST, None
-        ),
-        "`metric` must be ... Received: 'auc'": lambda: training.choose_threshold(
-            small(), TEST, None, metric="auc"
-        ),
         "`restrict` must be False": lambda: evaluate(
             (np.zeros((4, 16, 16, 3), "uint8"), [0, 1] * 2), model=of_imagenet(4), restrict=True
         ),

@@ -182,5 +182,5 @@ def test_labels_in_another_order(tmp_path):
         seen[index] = list(labels)  # Keras looks at the first batch twice.
         return images
 
-    kv.evaluate(named, file, validation_split=0, perturb=keep)
+    kv.evaluate(named, file, perturb=keep)
     assert seen == {0: [1, 0, 0, 1]}

@@ -94,7 +94,7 @@ def test_a_recipe_that_distils(head, name, tmp_path):
     loaded = keras.saving.load_model(tmp_path / "best.keras")
     images = kv.preprocess_input(PHOTOS[0][:5], loaded)
     close(array(loaded(images)), array(model(images)))
-    measured = kv.evaluate(loaded, PHOTOS, "validation", validation_split=0.1)
+    measured = kv.evaluate(loaded, kv.data.load_dataset(PHOTOS, validation_split=0.1), "validation")
     assert measured["loss"] == pytest.approx(history["val_loss"][best_of(history)], rel=1e-4)
 
 
