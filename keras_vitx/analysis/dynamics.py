@@ -15,7 +15,7 @@ from keras_vitx.analysis.trace import check_images
 from keras_vitx.backend import restore_variables
 from keras_vitx.checks import PositiveInt, check_argument
 from keras_vitx.drawing import Picture, drawing
-from keras_vitx.files import local_path, write_csv
+from keras_vitx.files import atomic_write, local_path
 from keras_vitx.text import nearest, needs_extra
 
 COLUMNS = ("epoch", "step", "measure", "block", "head", "value")
@@ -120,7 +120,10 @@ class MeasureDuringTraining(keras.callbacks.Callback):
                 if self.writer is not None:
                     self.writer.add_scalar(f"{name}/{block}", float(np.mean(values)), self.step)
         if self.path is not None:
-            write_csv(self.rows, self.path)
+            with atomic_write(self.path) as temporary, temporary.open("w", newline="") as file:
+                writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+                writer.writeheader()
+                writer.writerows(self.rows)
 
     def get_state(self) -> dict[str, Any]:
         """Return the rows, for a checkpoint of `keras_vitx.training.Restart`."""

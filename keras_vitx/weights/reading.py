@@ -95,9 +95,10 @@ def _read_safetensors(path: Path, stack: contextlib.ExitStack) -> WeightsFile:
         read = partial(file.get_tensor, name)
         arrays[name] = StoredArray(tuple(array.get_shape()), array.get_dtype(), read)
     metadata = file.metadata() or {}
-    is_ours = metadata.get("library") == "keras_vitx"
-    values = {name: json.loads(metadata[name]) for name in METADATA if is_ours and name in metadata}
-    return WeightsFile(_of_one_network(arrays), **_about(**values))
+    if metadata.get("library") != "keras_vitx":
+        return WeightsFile(_of_one_network(arrays))
+    values = {name: json.loads(metadata[name]) for name in METADATA if name in metadata}
+    return WeightsFile(arrays, **_about(**values))
 
 
 def _read_torch(path: Path, stack: contextlib.ExitStack) -> WeightsFile:
