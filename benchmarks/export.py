@@ -60,6 +60,7 @@ def accuracy(data: str, precisions: list[str]) -> None:
 def in_turns(files: list[tuple], rounds: int) -> list[float]:
     """Return the median latency of each (path, runtime, images), in ms."""
     from keras_vitx.export.convert import run_file
+
     from keras_vitx.export.formats import FORMATS
 
     times = [[] for _ in files]

@@ -28,11 +28,11 @@ from typing import Any
 
 import keras
 import numpy as np
+from keras_vitx.export.convert import run_file
 from PIL import Image, ImageOps
 
 import keras_vitx as kv
 from keras_vitx import analysis, layers
-from keras_vitx.export.convert import run_file
 from keras_vitx.export.formats import FORMATS
 from keras_vitx.files import atomic_write
 from keras_vitx.training.optimizer import AdamW, WarmupCosine

@@ -13,8 +13,8 @@ from keras_vitx import (
 )
 from keras_vitx.data import decode_predictions
 from keras_vitx.export.export import export
+from keras_vitx.export.fuse import fuse
 from keras_vitx.export.predictor import predictor
-from keras_vitx.folding import fuse
 from keras_vitx.models import as_chain, count_macs, create_model, features, list_models
 from keras_vitx.models.sizes import *  # noqa: F403 - every family and size
 from keras_vitx.preprocessing import Preprocessing

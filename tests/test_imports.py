@@ -22,8 +22,7 @@ ARROWS = {
     **{part: set() for part in (*LEAVES, "layers", "weights", "data")},
     "models": {"layers", "weights"},
     "training": {"data", "layers"},
-    "folding": {"layers"},
-    "export": {"data", "layers", "folding"},
+    "export": {"data", "layers"},
     "analysis": {"data", "layers"},
     "robustness": {"training"},
 }

@@ -6,9 +6,9 @@ import keras
 import numpy as np
 import pytest
 from harness import FAMILIES, array, precision
+from keras_vitx.export.check import batches_for, compare, named_batches
 
 from keras_vitx.export import FORMATS
-from keras_vitx.export.check import batches_for, compare, named_batches
 from keras_vitx.export.graph import graph_of
 from keras_vitx.layers import ImagePreprocessing
 

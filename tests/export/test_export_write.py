@@ -15,12 +15,12 @@ from unittest import mock
 
 import pytest
 from harness import ROOT, run_python
+from keras_vitx.export.record import Exported, check_destination, read_record, write_record
 
 import keras_vitx as kv
 import keras_vitx.files as files
 from keras_vitx.export import record
 from keras_vitx.export.formats import FORMATS, existing_format
-from keras_vitx.export.record import Exported, check_destination, read_record, write_record
 
 pytestmark = pytest.mark.backend_free
 OPENVINO, SAVED_MODEL = FORMATS["openvino"], FORMATS["saved_model"]

@@ -1,61 +1,76 @@
 """Programs of PyTorch, by torch.export."""
 
 import io
+from collections.abc import Sequence
 from pathlib import Path
 
 import keras
-import numpy as np
 
-from keras_vitx.export.graph import INPUT, Format, Graph, half_arrays, starts_with
+AXES = ("batch", "height", "width", "channels")
 
 
-def write(graph: Graph, path: Path) -> None:
+def write(model: keras.Model, names: Sequence[str], path: Path) -> None:
     """Write a `.pt2` file, a `torch.export.ExportedProgram`."""
     import torch
 
     # In memory first: on a full disk, PyTorch's writer would abort the process.
     buffer = io.BytesIO()
-    torch.export.save(program_of(graph)[0], buffer)
+    torch.export.save(program_of(model, names)[0], buffer)
     path.write_bytes(buffer.getbuffer())
 
 
-def program_of(graph: Graph):
+def program_of(model: keras.Model, names: Sequence[str]):
     """Return a `torch.export.ExportedProgram` and the images with which it was traced."""
     import torch
 
-    (spec,) = graph.model.inputs
-    count, *sides = spec.shape
+    (spec,) = model.inputs
     # PyTorch would assume that a dimension of 1 is constant, and that equal sides stay equal.
-    shape = [count or 2, *(side or 64 + 16 * axis for axis, side in enumerate(sides))]
-    dtype = getattr(torch, keras.backend.standardize_dtype(spec.dtype))
-    images = torch.tensor(np.zeros(shape), dtype=dtype)
-    names = ("batch", "height", "width", "channels")
+    shape = [side or (2, 80, 96)[axis] for axis, side in enumerate(spec.shape)]
+    images = torch.zeros(shape, dtype=getattr(torch, keras.backend.standardize_dtype(spec.dtype)))
     dynamic = {
-        axis: torch.export.Dim(names[axis], min=2 if axis else 1)
+        axis: torch.export.Dim(AXES[axis], min=2 if axis else 1)
         for axis, side in enumerate(spec.shape)
         if side is None
     }
-    if dynamic and tuple(map(int, keras.__version__.split(".")[:2])) < (3, 14):
-        # Earlier ones make every size a constant.
-        raise ImportError(
-            "Files of PyTorch and ONNX for batches of any size need Keras 3.14 or later. "
-            f"Received: Keras {keras.__version__}."
-        )
     old = torch.fx.config.do_not_emit_stack_traces
     # They hold paths of this machine, and take a quarter of the time.
     torch.fx.config.do_not_emit_stack_traces = True
     try:
         with torch.no_grad():
             program = torch.export.export(
-                _module(graph).eval(), (images,), dynamic_shapes={INPUT: dynamic}, strict=False
+                _module(model, names).eval(),
+                (images,),
+                dynamic_shapes={"images": dynamic},
+                strict=False,
             )
     finally:
         torch.fx.config.do_not_emit_stack_traces = old
     return program, images
 
 
+def _module(model, names):
+    """Return a module with named outputs that stores each weight once."""
+    import torch
+
+    class Module(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            for index, variable in enumerate(model.variables):
+                self.register_buffer(f"weight_{index}", variable.value.detach())
+
+        def forward(self, images):
+            # The model is not a submodule: Keras lists a parameter once per enclosing layer, each
+            # of which would be a copy in the file.
+            stored = zip(model.variables, self.buffers(), strict=True)
+            with _without_identity_casts(), keras.StatelessScope(stored):
+                outputs = model(images, training=False)
+            return dict(zip(names, keras.tree.flatten(outputs), strict=True))
+
+    return Module()
+
+
 def _without_identity_casts():
-    """Return a mode that skips casts to the same dtype, most of the nodes of Keras's graphs."""
+    """Return a mode that skips casts to the same dtype: 3,484 of 5,084 nodes of CaiT_XXS24."""
     import torch
 
     class WithoutIdentityCasts(torch.overrides.TorchFunctionMode):
@@ -69,49 +84,3 @@ def _without_identity_casts():
             return function(*arguments, **options)
 
     return WithoutIdentityCasts()
-
-
-def _module(graph: Graph):
-    """Return a module with named outputs that stores each weight once, maybe in half precision."""
-    import torch
-
-    dtype = graph.compute_dtype or graph.precision
-    half = half_arrays(graph.model, dtype)
-    variables = graph.model.variables
-
-    class Module(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            for index, variable in enumerate(variables):
-                value = variable.value.detach()
-                if id(variable) in half:
-                    value = value.to(getattr(torch, dtype))
-                self.register_buffer(f"weight_{index}", value)
-
-        def forward(self, images):
-            # The model is not a submodule: Keras lists a parameter once per enclosing layer, each
-            # of which would be a copy in the file.
-            with (
-                _without_identity_casts(),
-                keras.StatelessScope(
-                    (variable, getattr(self, f"weight_{index}").to(variable.value.dtype))
-                    for index, variable in enumerate(variables)
-                ),
-            ):
-                return graph.name_outputs(graph.model(images, training=False))
-
-    return Module()
-
-
-FORMAT = Format(
-    name="torch",
-    title="a program of torch.export",
-    suffix=".pt2",
-    backend="torch",
-    needs=("torch",),
-    extra="torch",
-    write=write,
-    matches=starts_with(b"PK"),
-    risk="it is unpickled, which runs any code in it",
-    half_products=True,
-)

@@ -6,7 +6,6 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_vitx.checks import check
 from keras_vitx.keras_internals import children, sublayers
 from keras_vitx.layers import HeadMixing, LocalMapConvolution, ReAttention, ResidualRefinement
 from keras_vitx.layers.base import build_all, register, serialize
@@ -14,6 +13,12 @@ from keras_vitx.layers.maps import MapLayer, convolution_1x1
 
 Arrays = dict[int, list[np.ndarray]]
 """The weights of layers that change, by their `id`, in the order of `weights`."""
+
+
+def can_be_fused(model: keras.Model) -> bool:
+    """Return whether a model is a `Chain` without quantized layers."""
+    is_chain = isinstance(model, keras.Model) and hasattr(model, "token_layout")
+    return is_chain and not any(each.quantization_mode for each in sublayers(model))
 
 
 def fuse(model: keras.Model) -> keras.Model:
@@ -34,16 +39,13 @@ def fuse(model: keras.Model) -> keras.Model:
     Raises:
         ValueError: if `model` is not a `Chain`, or has quantized layers.
     """
-    rule = (
-        "`model` must be a model of keras_vitx, a Chain; keras_vitx.as_chain converts a sequence "
-        "of layers, or a model cut from a Chain."
-    )
-    is_chain = isinstance(model, keras.Model) and hasattr(model, "token_layout")
-    check(is_chain, rule, type(model).__name__)
+    if not can_be_fused(model):
+        raise ValueError(
+            "`model` must be a model of keras_vitx, a Chain, without quantized layers; "
+            "keras_vitx.as_chain converts a sequence of layers, or a model cut from a Chain."
+        )
     arrays: Arrays = {}
     for layer in sublayers(model):
-        rule = "`model` must not have quantized layers: fuse it before it is quantized."
-        check(layer.quantization_mode is None, rule, layer.path)
         if getattr(layer, "lora_enabled", False):
             arrays[id(layer)] = _merged(layer)
     config = _without_lora(model.get_config())
