@@ -10,7 +10,7 @@ TORCH ?= torch==2.13.0
 PEERS ?= timm==1.0.31 torchvision==0.28.0 pyyaml scikit-image==0.26.0
 # The documentation needs only its photographs; the package is not imported.
 PHOTOGRAPHS ?= scikit-image==0.26.0
-# In docs/site/npm.sha256, too. ONNX Runtime Web is for examples/browser and benchmarks/clients.py.
+# In docs/site/npm.sha256, too. ONNX Runtime Web is for examples/browser.
 NPM ?= katex@0.16.47 iframe-worker@1.0.4 onnxruntime-web@1.30.0
 BACKENDS ?= jax tensorflow torch
 BACKEND ?= tensorflow

@@ -8,14 +8,15 @@ CIFAR-10, in Keras (float32, a policy, `model.quantize`) and quantized by ONNX R
 of activations that are found for each image (dynamic) or fixed on 128 training images (static).
 
 `timm` compares the latency of our ONNX files, in float32 and with random weights, with that of
-timm's own, in ONNX Runtime and OpenVINO, at 224 pixels. Latencies are medians over `--rounds`,
-each in a new process, the files in turns.
+timm's own, in ONNX Runtime and OpenVINO, at 224 pixels. Latencies are medians over `--rounds`, the
+files in turns.
 """
 
 import argparse
 import statistics
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import numpy as np
@@ -46,7 +47,7 @@ def accuracy(data: str, precisions: list[str]) -> None:
             if precision in ("dynamic", "static"):
                 with tempfile.TemporaryDirectory() as directory:
                     calibration = [*source.train.images[:CALIBRATION]]
-                    exported = kv.export(model, Path(directory, "model.onnx"), verbose=False)
+                    exported = kv.export(model, Path(directory, "model.onnx"))
                     files = quantize(exported.path, kv.preprocess_input(calibration, model))
                     found = classes_of(files[precision == "static"], images)
             else:
@@ -57,18 +58,31 @@ def accuracy(data: str, precisions: list[str]) -> None:
         print(f"| {' | '.join(row)} |", flush=True)
 
 
-def in_turns(files: list[tuple], rounds: int) -> list[float]:
-    """Return the median latency of each (path, runtime, images), in ms."""
-    from keras_vitx.export.convert import run_file
+def onnx_runtime(path: Path):
+    """Return a function that runs a file in ONNX Runtime."""
+    import onnxruntime
 
-    from keras_vitx.export.formats import FORMATS
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    (source,) = session.get_inputs()
+    return lambda images: session.run(None, {source.name: images})
 
-    times = [[] for _ in files]
-    for _ in range(rounds):
-        for (path, runtime, images), found in zip(files, times, strict=True):
-            outputs = run_file(path, FORMATS[runtime], {"0": images})
-            found.append(float(outputs["latency_ms"]))
-    return [statistics.median(found) for found in times]
+
+def openvino(path: Path):
+    """Return a function that runs a file in OpenVINO, in float32."""
+    import openvino
+
+    return openvino.compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+
+
+def in_turns(runs: list[tuple], rounds: int) -> list[float]:
+    """Return the median latency of each (function, images), in ms, after two runs to warm up."""
+    times = [[] for _ in runs]
+    for _ in range(rounds + 2):
+        for (run, images), found in zip(runs, times, strict=True):
+            start = time.perf_counter()
+            run(images)
+            found.append(1000 * (time.perf_counter() - start))
+    return [statistics.median(found[2:]) for found in times]
 
 
 def against_timm(size: str, rounds: int) -> None:
@@ -85,17 +99,17 @@ def against_timm(size: str, rounds: int) -> None:
     with tempfile.TemporaryDirectory() as directory:
         ours, theirs = Path(directory, "ours.onnx"), Path(directory, "timm.onnx")
         model = kv.create_model(size, classifier_activation=None)
-        kv.export(model, ours, "onnx", verify=False, verbose=False)
+        kv.export(model, ours, "onnx")
         network = timm.create_model(TIMM[size], exportable=True).eval()
         example = torch.zeros(1, 3, 224, 224)
         with torch.no_grad():
             network(example)  # ConViT keeps its positions, which must not be inference tensors.
             onnx_export(network, str(theirs), example, input_size=(3, 224, 224))
         given = ((ours, images), (theirs, images.transpose(0, 3, 1, 2).copy()))
-        files = [
-            (path, runtime, batch) for runtime in ("onnx", "openvino") for path, batch in given
+        runs = [
+            (open_file(path), one) for open_file in (onnx_runtime, openvino) for path, one in given
         ]
-        latencies = in_turns(files, rounds)
+        latencies = in_turns(runs, rounds)
     rounded = [f"{latency:.0f}" for latency in latencies]
     rows = [["onnx", *rounded[:2]], ["openvino", *rounded[2:]]]
     print(size, tables.markdown([["one image at 224", "ours, ms", "timm, ms"], *rows]), sep="\n")
@@ -109,7 +123,7 @@ def main() -> None:
     precisions.add_argument("--precisions", nargs="+", default=PRECISIONS, choices=PRECISIONS)
     peers = commands.add_parser("timm")
     peers.add_argument("sizes", nargs="+", choices=TIMM)
-    peers.add_argument("--rounds", type=int, default=3, help="measurements of each latency")
+    peers.add_argument("--rounds", type=int, default=30, help="measurements of each latency")
     arguments = parser.parse_args()
     if arguments.command == "accuracy":
         accuracy(arguments.data, arguments.precisions)

@@ -28,12 +28,12 @@ from typing import Any
 
 import keras
 import numpy as np
-from keras_vitx.export.convert import run_file
 from PIL import Image, ImageOps
 
 import keras_vitx as kv
 from keras_vitx import analysis, layers
-from keras_vitx.export.formats import FORMATS
+from keras_vitx.export import FORMATS
+from keras_vitx.export.process import run_file
 from keras_vitx.files import atomic_write
 from keras_vitx.training.optimizer import AdamW, WarmupCosine
 
@@ -127,8 +127,8 @@ def compare(options: argparse.Namespace, form: str) -> dict[str, float]:
     if form in FORMATS:
         with tempfile.TemporaryDirectory() as directory:
             path = Path(directory, f"model{FORMATS[form].suffix}")
-            kv.export(model, path, form, verify=False, verbose=False)
-            tokens = run_file(path, FORMATS[form], {"0": images})["0.features"]
+            kv.export(model, path, form)
+            tokens = run_file(path, FORMATS[form], [images])[0]["features"]
     else:
         if form == "int8":
             model.quantize(form)

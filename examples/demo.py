@@ -51,7 +51,7 @@ inputs = kv.preprocess_input(images, model)
 picture = OUTPUT / "class_attention.png"
 kv.analysis.plot_class_attention(model, inputs, picture, np.stack(images), titles)
 
-exported = kv.export(model, OUTPUT / "saved_model", verbose=False)
+exported = kv.export(model, OUTPUT / "saved_model")
 print(
     f"SavedModel, run by TensorFlow alone: outputs within {exported.difference:.1e} of Keras's\n"
     f"Model, history, attention and export: {OUTPUT}"

@@ -4,7 +4,7 @@
     python examples/serve_fastapi.py [FILE]
     curl -F photograph=@cat.jpg "localhost:8000/classify?top=3"
 
-FILE is an export with preprocessing inside; without it, the server runs CaiT_Mini. The answer is
+FILE is a .keras file; without it, the server runs CaiT_Mini. The answer is
 `{"classes": [{"class": "cat", "probability": 0.889}, ...]}`. FastAPI calls `classify` in a pool of
 threads, because it is not a coroutine.
 """
@@ -12,6 +12,7 @@ threads, because it is not a coroutine.
 import sys
 from typing import Annotated
 
+import keras
 import numpy as np
 import uvicorn
 from fastapi import FastAPI, HTTPException, Query, UploadFile
@@ -40,7 +41,10 @@ def server(predictor):
 
 
 if __name__ == "__main__":
-    model = sys.argv[1] if len(sys.argv) > 1 else kv.CaiT_Mini(weights="cifar10")
+    if len(sys.argv) > 1:
+        model = keras.saving.load_model(sys.argv[1])
+    else:
+        model = kv.CaiT_Mini(weights="cifar10")
     predictor = kv.predictor(model, batch_sizes=(1,))
     predictor(np.zeros((64, 64, 3), "uint8"))  # Compiles the model before the first request.
     uvicorn.run(server(predictor), port=8000)

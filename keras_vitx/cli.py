@@ -5,7 +5,6 @@ and help from its signature and docstring. Keras is imported after `--backend` i
 """
 
 import glob
-import importlib
 import inspect
 import itertools
 import json as json_text
@@ -283,9 +282,6 @@ def explore(
 @app.command
 def export(model: Model, path: File, /, *, weights: Weights = None, **options: Any) -> None:
     """Write a file that runs without this package, and check it in its own runtime."""
-    sys.path.append(os.getcwd())  # Installed scripts don't import from there.
-    for module in options.get("imports", ()):
-        importlib.import_module(module)
     exported = kv.export(open_model(model, weights), path, **options)
     print(f"Wrote {path}. Its outputs are within {exported.difference:.1e} of the model's.")
 

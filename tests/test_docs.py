@@ -5,7 +5,7 @@ import re
 import keras
 import pytest
 from examples_runner import few_images
-from harness import BACKEND, ROOT
+from harness import BACKEND, ROOT, run_python
 from models.written import COUNTS
 
 import keras_vitx as kv
@@ -99,3 +99,10 @@ def test_blocks_of_a_page_run(page, downloads, write_pictures, tmp_path, monkeyp
     names = {"__name__": page.stem}
     for block in re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL):
         exec(compile(block, str(page), "exec"), names)
+
+
+def test_the_block_for_jax_runs():
+    pytest.importorskip("jax")
+    page = (DOCS / "export.md").read_text()
+    (block,) = re.findall(r"```python title=.*jax\"\n(.*?)```", page, flags=re.DOTALL)
+    assert float(run_python(block, backend="jax").stdout) < 5e-5

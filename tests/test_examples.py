@@ -1,6 +1,5 @@
 """Every example runs, on a few images."""
 
-import base64
 import http.server
 import json
 import os
@@ -110,15 +109,15 @@ def test_exported(format, tmp_path, monkeypatch, capsys):
     """The example prints the model's classes, for each format that this backend writes."""
     if format.backend != BACKEND:
         pytest.skip(f"{format.backend} writes it")
-    for package in format.needs:
+    for package in format.packages:
         pytest.importorskip(package)
     model = small_model()
     monkeypatch.chdir(tmp_path)
     photograph("photograph.png", (24, 32))
-    file = f"model{format.suffix}"
-    kv.export(model, file, format.name, preprocessing=True, verify=False, verbose=False)
+    exported = kv.export(model, f"model{format.suffix}", format.name, preprocessing=True)
+    (tmp_path / "classes.txt").write_text("\n".join(exported.classes))
     capsys.readouterr()
-    run(ROOT / "examples" / "exported.py", file, "photograph.png")
+    run(ROOT / "examples" / "exported.py", exported.path, "photograph.png")
     printed = capsys.readouterr().out
     outputs = model.predict(kv.preprocess_input("photograph.png", model), verbose=0)
     (best,) = kv.decode_predictions(outputs, 3, model)
@@ -181,32 +180,19 @@ def test_fastapi(tmp_path):
 
 
 @pytest.mark.skipif(BACKEND != "tensorflow", reason="TensorFlow writes it")
-def test_tensorflow_serving(tmp_path, serve):
-    """The newest version answers as TensorFlow Serving does, with the model's probabilities."""
+def test_tensorflow_serving(tmp_path):
+    """Files of several sizes in one batch have the model's probabilities."""
+    import tensorflow as tf
+
     model = small_model()
-    directory = tmp_path / "photos"
-    (directory / "9").mkdir(parents=True)
-    kv.export(model, directory / "10", serving=3, verify=False, verbose=False)
-    files = [photograph(tmp_path / name) for name in ("a.jpg", "b.png")]
+    exported = kv.export(model, tmp_path / "exported", preprocessing=True)
     example = runpy.run_path(str(ROOT / "examples" / "tensorflow_serving.py"))
-    url = f"{serve(example['server'](directory, port=0))}/v1/models/photos"
-    for row, best in zip(
-        example["classify"](url, files), kv.predictor(model)(files, top=3), strict=True
-    ):
-        assert row["classes"] == [name for _, name, _ in best]
-        assert np.allclose(row["probabilities"], [p for *_, p in best], atol=1e-5)
-
-    def post(body):
-        with urllib.request.urlopen(f"http://{url}:predict", json.dumps(body).encode()) as answer:
-            return json.load(answer)["predictions"]
-
-    pixels = np.stack([np.asarray(Image.open(file)) for file in files])
-    rows = post({"signature_name": "serve", "instances": pixels.tolist()})
+    example["prepare"](exported.path, tmp_path / "1")
+    serve = tf.saved_model.load(str(tmp_path / "1")).signatures["serving_default"]
+    files = [photograph(tmp_path / "a.jpg"), photograph(tmp_path / "b.png", (30, 60))]
+    found = serve(image_bytes=tf.constant([file.read_bytes() for file in files]))["probabilities"]
     live = model.predict(kv.preprocess_input(files, model), verbose=0)
-    assert np.allclose(rows, live, atol=1e-5)
-    with pytest.raises(urllib.error.HTTPError, match="400") as raised:
-        post({"instances": [{"b64": base64.b64encode(b"no image").decode()}]})
-    assert "error" in json.load(raised.value)
+    assert np.allclose(found, live, atol=1e-5)
 
 
 @pytest.mark.skipif(BACKEND != "torch", reason="PyTorch writes ONNX")
@@ -219,7 +205,8 @@ def test_browser(tmp_path, serve):
     shutil.copytree(ROOT / "examples" / "browser", site)
     for name in ("ort.wasm.min.js", *map("ort-wasm-simd-threaded.{}".format, ("mjs", "wasm"))):
         shutil.copy(WEB / name, site)
-    kv.export(model, site / "model.onnx", preprocessing=True, verify=False, verbose=False)
+    exported = kv.export(model, site / "model.onnx", preprocessing=True)
+    (site / "classes.txt").write_text("\n".join(exported.classes))
     file = photograph(site / "photograph.jpg")
     exif = Image.Exif()
     exif[ExifTags.Base.Orientation] = 6

@@ -1,6 +1,5 @@
 """The command line."""
 
-import importlib
 import inspect
 import json
 import os
@@ -150,27 +149,13 @@ def test_explore(run, tiny_file, gray, tmp_path):
     assert "a.png" in (tmp_path / "page.html").read_text("utf-8")
 
 
-def test_export_passes_on_what_is_given(run, calls, tmp_path, monkeypatch):
-    (tmp_path / "own_layers.py").write_text(
-        "import keras\n\n"
-        "@keras.saving.register_keras_serializable('own_layers')\n"
-        "class Own(keras.layers.Identity):\n    pass\n"
-    )
-    with monkeypatch.context() as patched:
-        patched.syspath_prepend(tmp_path)
-        images = keras.Input((8, 8, 3))
-        own = importlib.import_module("own_layers").Own()
-        keras.Model(images, own(images)).save(tmp_path / "own.keras")
-    # As in a new process, in which neither the class nor its module is known.
-    monkeypatch.delitem(sys.modules, "own_layers")
-    del keras.saving.get_custom_objects()["own_layers>Own"]
-    found = calls("export", kv.export.Exported("m.onnx", 1e-6, "onnx", {}, (), ()))
-    assert "Own" in run("export", "own.keras", "m.onnx", code=1)[1]
-    export = "export", "own.keras", "m.onnx", "--imports", "own_layers"
-    assert "within 1.0e-06" in run(*export, "--preprocessing", 40, 48, "--outputs", "logits")[0]
-    assert type(found[0]["model"].layers[-1]).__name__ == "Own"
+def test_export_passes_on_what_is_given(run, calls, tiny_file):
+    exported = kv.export.Exported("m.onnx", "onnx", (), "uint8", (), (), 1e-6)
+    found = calls("export", exported)
+    export = "export", tiny_file, "m.onnx", "--preprocessing"
+    assert "within 1.0e-06" in run(*export, 40, 48, "--outputs", "logits")[0]
     assert (found[0]["preprocessing"], found[0]["outputs"]) == ((40, 48), "logits")
-    run(*export, "--preprocessing")
+    run(*export)
     assert found[1]["preprocessing"] is True
 
 

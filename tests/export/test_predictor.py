@@ -4,11 +4,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from harness import BACKEND, array, close, randomized
+from harness import array, close, randomized
 
 import keras_vitx as kv
-from keras_vitx.export.formats import FORMATS
-from keras_vitx.preprocessing import ModelInput
 
 NAMES = ("cat", "dog", "fish", "owl")
 RANDOM = np.random.default_rng(0)
@@ -42,17 +40,15 @@ def test_images_in_names_out(model, pictures):
 
 
 @pytest.mark.backend_free
-def test_batches_are_padded_to_a_few_sizes(model):
-    shapes, inputs = [], RANDOM.random((11, 2, 2, 3), "float32")
-
-    def run(batch):
-        shapes.append(len(batch))
-        return batch[:, 0, 0]
-
-    images = ModelInput((None, 2, 2, 3), model.preprocessing)
-    classify = kv.export.Predictor(run, images, "float32", NAMES[:3], batch_sizes=(4, 1))
+def test_batches_are_padded_to_a_few_sizes(model, pictures, monkeypatch):
+    shapes, classify = [], kv.predictor(model, batch_sizes=(4, 1))
+    run = classify._run
+    monkeypatch.setattr(classify, "_run", lambda batch: (shapes.append(len(batch)), run(batch))[1])
     for count in (11, 3):
-        close(classify.probabilities(inputs[:count]), inputs[:count, 0, 0])
+        close(
+            [row[0][2] for row in classify(pictures[:count], top=1)],
+            one_by_one(model, pictures[:count]).max(axis=-1),
+        )
     assert shapes == [4, 4, 4, 4]
 
 
@@ -70,16 +66,3 @@ def test_eight_threads_leave_the_model_as_it_was(model, pictures):
     inputs, expected = kv.preprocess_input(pictures, model), one_by_one(model, pictures)
     in_threads(kv.predictor(model), inputs, expected)
     close(one_by_one(model, pictures), expected)
-
-
-def test_an_exported_file_is_the_same_object(model, pictures, tmp_path):
-    name = {"tensorflow": "litert", "jax": "stablehlo", "torch": "torch"}[BACKEND]
-    path = tmp_path / f"model{FORMATS[name].suffix}"
-    options = {"preprocessing": model.input_shape[1:3], "verify": False, "verbose": False}
-    model.preprocessing = model.preprocessing.replace(crop_ratio=1.0)
-    kv.export(model, path, name, **options)
-    classify, expected = kv.predictor(path, trust=True), one_by_one(model, pictures)
-    assert classify.class_names == NAMES
-    names = [row[0][1] for row in classify(pictures, top=1)]
-    assert names == [NAMES[index] for index in expected.argmax(axis=-1)]
-    in_threads(classify, np.stack(pictures), expected)
