@@ -20,7 +20,7 @@ from keras_vitx.export.graph import (
     with_preprocessing,
 )
 from keras_vitx.export.process import write
-from keras_vitx.files import atomic_write
+from keras_vitx.files import atomic_write, local_path
 
 LOCK = threading.Lock()
 """Held by an export: the tracers of PyTorch and ONNX have one state for all threads."""
@@ -103,7 +103,7 @@ def export(
         OSError: if the file can't be written, `path` already exists, or the second
             process fails (`ChildProcessError`).
     """
-    path = Path(path).expanduser()
+    path = local_path(path)
     format = format_of(path, format)
     check_target(path, overwrite)
     with LOCK:

@@ -19,7 +19,7 @@ def kind_of(model: keras.Model) -> str | None:
 
 def output_names(model: keras.Model) -> tuple[str, ...]:
     """Return the names of the outputs: what a single one is, or their keys or layers."""
-    if isinstance(model.output, dict):
+    if not isinstance(model, keras.Sequential) and isinstance(model.output, dict):
         # Keras flattens them in this order.
         return tuple(sorted(model.output))
     if len(model.outputs) == 1:
@@ -44,7 +44,7 @@ def with_outputs(model: keras.Model, outputs: str | None) -> keras.Model:
         # A softmax over one output would be 1.
         activation = "softmax" if model.output_shape[-1] > 1 else "sigmoid"
         top = keras.layers.Activation(activation, dtype="float32")
-        return keras.Model(model.inputs[0], top(model.output))
+        return keras.Model(model.inputs[0], top(model.outputs[0]))
     return _without_activation(model)
 
 
@@ -54,11 +54,13 @@ def _without_activation(model):
     if isinstance(last, (keras.layers.Activation, keras.layers.Softmax)):
         return keras.Model(model.inputs[0], last.input)
     if isinstance(last, keras.Model):
-        top = _without_activation(last)
-    else:
-        top = type(last).from_config({**last.get_config(), "activation": "linear"})
-        top.build(last.input.shape)
-        top.set_weights(last.get_weights())
+        inner = _without_activation(last)
+        return keras.models.clone_model(
+            model, clone_function=lambda layer: inner if layer is last else layer
+        )
+    top = type(last).from_config({**last.get_config(), "activation": "linear"})
+    top.build(last.input.shape)
+    top.set_weights(last.get_weights())
     return keras.Model(model.inputs[0], top(last.input))
 
 

@@ -50,7 +50,6 @@ ERRORS = {
         "`format` must be one of ...m.tflite": export("m.tflite"),
         "`outputs` must be None, or ... 'classes'": export(outputs="classes"),
         "`outputs` must be None, or 'logits'": export(model=headless, outputs="logits"),
-        "of the largest output; tolerance is 0": export("m.pt2", tolerance=0.0),
         "`model` must end in a classifier": lambda: kv.predictor(headless()),
         "`model` must end in a sigmoid, or several": lambda: kv.predictor(one_linear()),
         "`model.class_names` must have a name for each of 5 classes. Received: ('a', 'b')": (
