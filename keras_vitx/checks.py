@@ -87,19 +87,4 @@ def _is_within(value: Any, kind: type, interval: str) -> bool:
 def check_counts(minimum: int = 1, **counts: Any) -> None:
     """Raise a ValueError unless each of `counts` is an integer of at least `minimum`."""
     for name, count in counts.items():
-        if not is_count(count, minimum):
-            raise ValueError(
-                f"`{name}` must be a whole number of at least {minimum}. Received: {count!r}."
-            )
-
-
-def is_count(number: Any, minimum: int = 1) -> bool:
-    """Return whether `number` is an integer of at least `minimum`."""
-    is_whole = isinstance(number, Integral) and not isinstance(number, bool)
-    return is_whole and number >= minimum
-
-
-def are_counts(values: Any, length: int) -> bool:
-    """Return whether `values` is a tuple or a list of positive whole numbers."""
-    is_sequence = isinstance(values, (tuple, list)) and len(values) == length
-    return is_sequence and all(map(is_count, values))
+        check_argument(name, count, Annotated[int, f"[{minimum}, inf)"])

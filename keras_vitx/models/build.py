@@ -17,7 +17,7 @@ from typing import Any
 import keras
 
 from keras_vitx import weights as checkpoints
-from keras_vitx.checks import are_counts
+from keras_vitx.checks import check_counts
 from keras_vitx.keras_internals import sublayers
 from keras_vitx.layers import ImagePreprocessing
 from keras_vitx.layers.base import to_python
@@ -336,9 +336,6 @@ def _image_shape(input_shape: Any, input_tensor: Any) -> tuple[int, int, int] | 
         input_shape = input_tensor.shape[1:]
     if input_shape is None:
         return None
-    if not are_counts(input_shape, 3):
-        raise ValueError(
-            "`input_shape` must be (height, width, channels), three positive whole numbers. "
-            f"Received: input_shape={input_shape!r}."
-        )
+    height, width, channels = input_shape
+    check_counts(height=height, width=width, channels=channels)
     return tuple(map(int, input_shape))

@@ -46,7 +46,7 @@ ERRORS = {
             lambda: kvl.ContextBroadcasting("class_product", scale=0.1)
         ),
         "`count` must be ... at least 1. Received: 0": lambda: kvl.UniformHeads(0),
-        "`count` must be a whole number of at least 1. Received: 0": lambda: kvl.ClassToken(0),
+        "`count` must be an integer in [1, inf). Received: 0": lambda: kvl.ClassToken(0),
         "`rate` must be in [0, 1). Received: rate=1.": lambda: kvl.DropPath(1),
         "`pooling` must be one of ... Received: 'median'": lambda: kvl.TokenPooling("median"),
         "`patch_size` must be even... Received: patch_size=7": lambda: kvl.ConvStem(
