@@ -19,7 +19,7 @@ ERRORS = {
     ValueError: {
         "`kernel_size` must be odd ... Received: kernel_size=2": lambda: LocalMapConvolution(2),
         "`kernel_size` must ...=4": lambda: kvl.ResidualRefinement(kernel_size=4),
-        "`expansion` must be a whole number of ... Received: 0": lambda: kvl.ResidualRefinement(0),
+        "`expansion` must be an integer in ... Received: 0": lambda: kvl.ResidualRefinement(0),
         "`expansion` must ... -1": lambda: kvl.RefinedAttention(2, expansion=-1),
         "`constraint` must be one of ... Received: 'rows'": lambda: LocalMapConvolution(3, "rows"),
         "`grid` must be given ... Received: grid=None": lambda: LocalMapConvolution(3, "spatial"),
@@ -45,7 +45,7 @@ ERRORS = {
         "`scale` must be None with context='class_product', ... Received: scale=0.1": (
             lambda: kvl.ContextBroadcasting("class_product", scale=0.1)
         ),
-        "`count` must be ... at least 1. Received: 0": lambda: kvl.UniformHeads(0),
+        "`count` must be an integer ... Received: 0": lambda: kvl.UniformHeads(0),
         "`count` must be an integer in [1, inf). Received: 0": lambda: kvl.ClassToken(0),
         "`rate` must be in [0, 1). Received: rate=1.": lambda: kvl.DropPath(1),
         "`pooling` must be one of ... Received: 'median'": lambda: kvl.TokenPooling("median"),
@@ -80,9 +80,9 @@ ERRORS = {
         "`initialization` must be one of ... Received: 'ones'": (
             lambda: MLP(initialization="ones").build(TOKENS)
         ),
-        "`num_heads` must be a whole number ... Received: 0": lambda: Attention(0),
-        "`num_heads` must be a whole number ... Received: 2.0": lambda: Attention(2.0),
-        "`head_size` must be a whole number ... Received: 0": lambda: Attention(2, head_size=0),
+        "`num_heads` must be an integer ... Received: 0": lambda: Attention(0),
+        "`num_heads` must be an integer ... Received: 2.0": lambda: Attention(2.0),
+        "`head_size` must be an integer ... Received: 0": lambda: Attention(2, head_size=0),
         "`num_heads` must divide ... Received: num_heads=3, width=8": (
             lambda: Attention(3).build(TOKENS)
         ),
