@@ -10,7 +10,7 @@ from typing import Any
 import keras
 
 from keras_vitx.data import Dataset
-from keras_vitx.files import atomic_write
+from keras_vitx.files import atomic_write, local_path
 from keras_vitx.training.devices import in_use, is_chief
 from keras_vitx.training.source import TrainingData
 
@@ -19,7 +19,7 @@ RECORD, HISTORY, RESTART = "run.json", "history.csv", "restart.safetensors"
 
 def new_run(output: str | os.PathLike, resume: bool = False) -> Path:
     """Return the directory of a run; a ValueError if it holds one and `resume` is false."""
-    output = Path(output).expanduser()
+    output = local_path(output)
     if any((output / name).exists() for name in (RECORD, RESTART)) and not resume:
         raise ValueError(
             "`output` must be a directory without a run, which `resume=True` would continue. "
