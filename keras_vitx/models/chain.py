@@ -155,7 +155,7 @@ class ImageModel(keras.Model):
                 "`filepath` must end in .keras, or be given to `save_weights` and end in "
                 f".weights.h5. Received: {path!r}, of Keras's legacy format."
             )
-        is_local = path.endswith(".keras") and "://" not in path and zipped is not False
+        is_local = path.endswith(".keras") and "hf://" not in path and zipped is not False
         if not is_local or (not overwrite and Path(path).exists()):
             return super().save(filepath, overwrite, zipped, **kwargs)
         with atomic_write(path) as temporary:
