@@ -25,7 +25,7 @@ def test_blocks_run(downloads, write_pictures, tmp_path, monkeypatch):
     for number, block in enumerate(BLOCKS):
         exec(compile(block, f"block {number} of the README", "exec"), namespace)
     assert len(downloads) == 1
-    written = {"runs", "my-model", "page.html", "exported"}
+    written = {"runs", "my-model.keras", "page.html", "exported"}
     assert written <= {path.name for path in tmp_path.iterdir()}
     assert namespace["exported"].difference < 0.05
 
