@@ -28,8 +28,6 @@ class ValueResidualAttention(SharingAttention):
     def shared_shape(self, tokens):
         return (None, tokens, self.num_heads, self.size)
 
-    received_shape = shared_shape
-
 
 model = kv.ViT_Mini(
     attention=lambda index: ValueResidualAttention(4, first=index == 0)

@@ -13,7 +13,6 @@ import keras
 import numpy as np
 
 from keras_vitx.drawing import Picture, drawing
-from keras_vitx.text import nearest
 
 Results = Mapping[str, Mapping[str, np.ndarray]]
 Points = Mapping[float, float] | Sequence[Mapping[str, Any]]
@@ -55,9 +54,6 @@ def plot_by_block(
         names: Name of the measure, or several names.
         path: Path of the file.
         label: Label of the axis of a single measure; by default its name.
-
-    Raises:
-        ValueError: if a result lacks a measure.
     """
     names = [names] if isinstance(names, str) else list(names)
     with drawing(path, (1, len(names))) as (axes,):
@@ -81,18 +77,12 @@ def plot_by_block(
 
 def _curve(axis, results, name, style, **arguments):
     """Draw a measure at the positions of its blocks among those of all measures."""
-    values = _values(results, name)
+    values = results[name]
     by_length = sorted(results.values(), key=len, reverse=True)
     order = list(dict.fromkeys(block for blocks in by_length for block in blocks))
     positions = [order.index(block) + 1 for block in values]
     means = [np.mean(value) for value in values.values()]
     return axis.plot(positions, means, style, **arguments)[0]
-
-
-def _values(results, name):
-    if name not in results:
-        raise ValueError(f"The results have no measure {name!r}. {nearest(name, results)}")
-    return results[name]
 
 
 def plot_curves(
@@ -118,15 +108,7 @@ def plot_curves(
         baseline: Label of the curve to which the others are compared, by their gaps in percent;
             None draws no gaps.
         measure: The key of rows to draw, such as `"mean_iou"`.
-
-    Raises:
-        ValueError: if a curve has no points, or none has the label `baseline`.
     """
-    if baseline is not None and baseline not in curves:
-        hint = nearest(baseline, curves)
-        raise ValueError(f"`baseline` must be one of the curves. Received: {baseline!r}. {hint}")
-    if not curves or not all(map(len, curves.values())):
-        raise ValueError(f"`curves` must have points for each label. Received: {list(curves)}.")
     points_by_label: dict[str, dict[float, float]] = {}
     with drawing(path) as ((axis,),):
         for label, curve in curves.items():
@@ -193,15 +175,12 @@ def plot_matrix(results: Mapping[str, Results], name: str, path: str | os.PathLi
         results: Results of `measure`, by label.
         name: Name of the measure.
         path: Path of the file.
-
-    Raises:
-        ValueError: if a result lacks the measure, or it is one of whole maps.
     """
     columns = {"cross_layer_similarity": "block", "class_attention": "token"}.get(name, "head")
     limits = {"vmin": 0, "vmax": 1} if name == "cross_layer_similarity" else {}
     with drawing(path, (1, len(results)), (4, 3.2)) as (axes,):
         for axis, (model, measures) in zip(axes, results.items(), strict=True):
-            values = _values(measures, name)
+            values = measures[name]
             if name == "re_attention":
                 *_, (block, matrix) = values.items()
                 model = f"{model}, {block}"
@@ -222,8 +201,6 @@ def plot_matrix(results: Mapping[str, Results], name: str, path: str | os.PathLi
 def _rows(name, values):
     """Return a matrix with a row per block, aligned at the right."""
     rows = [np.mean(row, axis=0) if name == "class_attention" else row for row in values.values()]
-    if any(np.ndim(row) != 1 for row in rows):
-        raise ValueError(f"`name` must be a measure with a row of numbers. Received: {name!r}.")
     # The last stage of PiT has fewer tokens; class attention may have no class key.
     matrix = np.full((len(rows), max(map(len, rows))), np.nan)
     for target, row in zip(matrix, rows, strict=True):

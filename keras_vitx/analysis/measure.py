@@ -8,11 +8,10 @@ import keras
 import numpy as np
 
 from keras_vitx.analysis import measures as m
-from keras_vitx.analysis.trace import BlockTrace, as_array, check_images, check_model, trace
-from keras_vitx.checks import PositiveInt, check_argument
+from keras_vitx.analysis.trace import BlockTrace, as_array, trace
+from keras_vitx.checks import check_argument
 from keras_vitx.keras_internals import sublayers
 from keras_vitx.layers import ContextBroadcasting, PositionalAttention, ReAttention
-from keras_vitx.text import nearest as nearest_names
 
 Sums = dict[str, dict[str, tuple[np.ndarray, int]]]
 """The sum over images and their number, by measure and block."""
@@ -74,18 +73,17 @@ def measure(
         For each measure, its value for each block to which it applies, by name.
 
     Raises:
-        ValueError: as in `trace`; if a measure is unknown or applies to no block of the model; if a
-            measure of probabilities gets maps that are not, by `maps="values"`.
+        KeyError: if a measure is unknown.
+        ValueError: if a measure applies to no block of the model, or one of probabilities gets maps
+            that are not, by `maps="values"`.
     """
-    images = check_images(model, images)
-    check_argument("batch_size", batch_size, PositiveInt)
     check_argument("maps", maps, Literal["softmax", "values"] | None)
     if isinstance(measures, Mapping):
         selection = dict(measures)
     else:
         known = MEASURES | _similarities(threshold, nearest, center)
         names = [measures] if isinstance(measures, str) else known if measures is None else measures
-        selection = {name: known[name] for name in map(check_measure, names)}
+        selection = {name: known[name] for name in names}
     sums: Sums = {name: {} for name in selection}
     for start in range(0, len(images), batch_size):
         batch = images[start : start + batch_size]
@@ -113,15 +111,7 @@ def at_start(model: keras.Model) -> keras.Model:
     Args:
         model: A model of this package, a `Chain`.
     """
-    check_model(model)
     return type(model).from_config(model.get_config())
-
-
-def check_measure(name: str) -> str:
-    """Return the name of a measure; raise a ValueError if it is unknown."""
-    if name not in MEASURES:
-        raise ValueError(f"There is no measure {name!r}. {nearest_names(name, MEASURES)}")
-    return name
 
 
 def _with_maps(block, maps):
@@ -142,10 +132,7 @@ def add_sums(sums: Sums, blocks: Iterable[BlockTrace], measures: Mapping[str, Me
     to_compare: dict[str, dict[str, np.ndarray]] = {}
     for block in blocks:
         for name, each in measures.items():
-            try:
-                values = each.of_block(block)
-            except ValueError as error:
-                raise ValueError(f"{name} of {block.name}: {error}") from error
+            values = each.of_block(block)
             if values is not None and each.compare:
                 to_compare.setdefault(name, {})[block.name] = values
             elif values is not None:
@@ -190,12 +177,9 @@ def _class_rows(block):
     return block.maps[..., 0, :]
 
 
-def _branch_ratio(branch):
-    def of_block(block):
-        update = getattr(block, f"{branch}_branch")
-        return None if update is None else m.branch_ratio(update, getattr(block, f"{branch}_input"))
-
-    return of_block
+def _branch_ratio(branch, tokens):
+    """Return the ratio of a branch of a block to the tokens that it is added to."""
+    return None if branch is None else m.branch_ratio(branch, tokens)
 
 
 def _of_layer(kind, function):
@@ -292,8 +276,13 @@ MEASURES: dict[str, Measure] = {
         lambda block: None if block.softmax is None else np.log([block.softmax.shape[-1]]),
         needs=SOFTMAX,
     ),
-    "attention_branch": Measure(_branch_ratio("attention"), needs="residual branches"),
-    "mlp_branch": Measure(_branch_ratio("mlp"), needs="residual branches"),
+    "attention_branch": Measure(
+        lambda block: _branch_ratio(block.attention_branch, block.attention_input),
+        needs="residual branches",
+    ),
+    "mlp_branch": Measure(
+        lambda block: _branch_ratio(block.mlp_branch, block.mlp_input), needs="residual branches"
+    ),
     **_similarities(),
     "feature_similarity": Measure(lambda block: block.outputs, _feature_similarity),
     "normalized_cka": Measure(

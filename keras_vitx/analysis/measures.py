@@ -102,8 +102,6 @@ def _fits_half(maps):
 
 def _float_maps(maps):
     maps = np.asarray(maps)
-    if maps.ndim < 2:
-        raise ValueError(f"`maps` must be (..., queries, keys). Received: shape {maps.shape}.")
     return maps if maps.dtype == np.float64 else maps.astype("float32", copy=False)
 
 
@@ -124,9 +122,6 @@ def nonlocality(maps: Any, grid: tuple[int, int]) -> np.ndarray:
 
     Returns:
         `(...)`.
-
-    Raises:
-        ValueError: if the maps do not fit the grid.
     """
     return _mean_distance(maps, grid, np.indices(grid))
 
@@ -144,9 +139,6 @@ def relative_distance(maps: Any, grid: tuple[int, int]) -> np.ndarray:
 
     Returns:
         `(...)`.
-
-    Raises:
-        ValueError: if the maps do not fit the grid.
     """
     last = np.maximum(np.array(grid) - 1, 1)[:, None, None]
     return _mean_distance(maps, grid, np.indices(grid) / last)
@@ -155,12 +147,6 @@ def relative_distance(maps: Any, grid: tuple[int, int]) -> np.ndarray:
 def _mean_distance(maps, grid, coordinates):
     """Return the mean over queries of the distance to the keys; coordinates `(2, *grid)`."""
     maps, patches = _float_maps(maps), grid[0] * grid[1]
-    if maps.shape[-2:] != (patches, patches):
-        raise ValueError(
-            f"`maps` must be (..., {patches}, {patches}), one query and one key per patch of the "
-            f"grid {tuple(grid)}. Received: shape {maps.shape}. `maps[..., -{patches}:, "
-            f"-{patches}:]` leaves out the class token."
-        )
     centers = coordinates.reshape(2, -1).T
     distances = np.linalg.norm(centers[:, None] - centers, axis=-1).astype("float32")
     return np.einsum("...qk,qk->...", maps, distances) / patches
@@ -205,11 +191,9 @@ def map_cosines(
     maps: Any, others: Any, over: Literal["queries", "heads"] = "queries"
 ) -> np.ndarray:
     """Return the cosines between the maps of two blocks, of which `map_similarity` is the mean."""
-    if over not in ("queries", "heads"):
-        raise ValueError(f"`over` must be 'queries' or 'heads'. Received: {over!r}.")
     maps, others = _float_maps(maps), _float_maps(others)
     _check_same_shape("`maps` and `others`", "(..., heads, queries, keys)", maps, others)
-    axis = -2 if over == "queries" else -3
+    axis = {"queries": -2, "heads": -3}[over]
     return (_unit(maps, axis) * _unit(others, axis)).sum(axis)
 
 
@@ -230,7 +214,7 @@ def map_similarity(
         `(...)`.
 
     Raises:
-        ValueError: if the shapes differ, or `over` is unknown.
+        ValueError: if the shapes differ.
     """
     return map_cosines(maps, others, over).mean((-2, -1))
 
@@ -334,11 +318,6 @@ def linear_cka(x: Any, y: Any) -> float:
     It is NaN if one set is the same for all images.
     """
     x, y = np.asarray(x, "float64"), np.asarray(y, "float64")
-    if len(x) != len(y) or len(x) < 2:
-        raise ValueError(
-            "`x` and `y` must be features of the same images, at least two. "
-            f"Received: {len(x)} and {len(y)} images."
-        )
 
     def products(features):
         features = features.reshape(len(features), -1)
@@ -402,13 +381,11 @@ def branch_ratio(branch: Any, inputs: Any, over: Literal["token", "image"] = "to
         `(...)`.
 
     Raises:
-        ValueError: if the shapes differ, or `over` is unknown.
+        ValueError: if the shapes differ.
     """
     branch, inputs = np.asarray(branch, "float32"), np.asarray(inputs, "float32")
     _check_same_shape("`branch` and `inputs`", "(..., tokens, dim)", branch, inputs)
-    if over not in ("token", "image"):
-        raise ValueError(f"`over` must be 'token' or 'image'. Received: {over!r}.")
-    axes = -1 if over == "token" else (-2, -1)
+    axes = {"token": -1, "image": (-2, -1)}[over]
     norm, input_norm = (np.sqrt(np.square(x).sum(axes)) for x in (branch, inputs))
     ratio = norm / np.maximum(input_norm, np.finfo("float32").tiny)
     return ratio.mean(-1) if over == "token" else ratio

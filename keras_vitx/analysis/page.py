@@ -9,7 +9,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from importlib import resources
-from numbers import Integral, Real
 from pathlib import Path
 from string import Template
 from typing import Any, Literal
@@ -18,15 +17,14 @@ import keras
 import numpy as np
 from PIL import Image
 
-from keras_vitx.analysis.measure import MEASURES, Measure, add_sums, check_measure, means
+from keras_vitx.analysis.measure import MEASURES, Measure, add_sums, means
 from keras_vitx.analysis.measures import NotProbabilities
 from keras_vitx.analysis.pictures import likely_classes, one_or_three
-from keras_vitx.analysis.trace import check_model, trace
+from keras_vitx.analysis.trace import trace
 from keras_vitx.data import preprocess_input
 from keras_vitx.files import atomic_write, local_path
 from keras_vitx.layers import ClassToken, RegisterTokens
 from keras_vitx.preprocessing import Preprocessing
-from keras_vitx.text import nearest
 
 Quantized = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 """Maps `(heads, queries, keys)`: minimum, step and exact sum of each row, and uint8 levels."""
@@ -109,15 +107,14 @@ def explore(
         The path.
 
     Raises:
-        ValueError: as in `preprocess_input` and `trace`; if the model has no attention maps,
-            or lacks the blocks or heads; if the page would exceed the limit.
+        ValueError: as in `preprocess_input`; if the page would exceed the limit.
         OSError: if an image can't be decoded, or the page can't be written.
     """
-    check_model(model, needs_maps=True)
     path = local_path(path)
     order = [block.name for block in model.blocks]
-    selection = _select_blocks(model, order, blocks)
-    heads = _check_heads(heads)
+    chosen = range(len(order)) if blocks is None else blocks
+    selection = {order[order.index(x) if isinstance(x, str) else x] for x in chosen}
+    heads = heads if heads in (None, "mean") else list(heads)
     inputs = preprocess_input(images, model)
     if names is None:
         files = images if isinstance(images, (list, tuple)) else [images] * len(inputs)
@@ -126,12 +123,8 @@ def explore(
             for number, file in enumerate(files, 1)
         ]
     names = list(names)
-    if len(names) != len(inputs):
-        raise ValueError(f"`names` must be {len(inputs)}, one per image. Received: {len(names)}.")
     measure_names = {name for chart in charts for name in (chart.measure, chart.beside) if name}
-    measures = {name: _where_defined(MEASURES[check_measure(name)]) for name in measure_names}
-    if not (isinstance(limit, Real) and limit > 0):
-        raise ValueError(f"`limit` must be a number above 0. Received: {limit!r}.")
+    measures = {name: _where_defined(MEASURES[name]) for name in measure_names}
     limit *= 1e6
     entries = {name: {"name": name} for name in order}
     prefixes = _prefixes(model)
@@ -151,9 +144,6 @@ def explore(
                 }
                 for stage, array in stages.items():
                     maps[f"{number}/{block.index}/{stage}"] = quantize(array, LEVELS)
-                # Raise before all images have run: attention never compresses to a sixth.
-                if sum(levels.size for *_, levels in maps.values()) > 8 * limit:
-                    raise ValueError(_too_large(limit))
             yield block
 
     image_entries = []
@@ -183,7 +173,12 @@ def explore(
     }
     page = _page(metadata, maps)
     if len(page) > limit:
-        raise ValueError(_too_large(limit, len(page)))
+        raise ValueError(
+            f"The page would have {len(page) / 1e6:.1f} MB, more than the limit of "
+            f"{limit / 1e6:g} MB. Show fewer images, fewer blocks (`blocks`, such as 0,11,23), "
+            "fewer heads (`heads`, such as 0,1) or only their mean (`heads`: mean), or raise "
+            "`limit`."
+        )
     with atomic_write(path) as temporary:
         temporary.write_bytes(page)
     return Path(path).expanduser()
@@ -201,40 +196,13 @@ def _where_defined(measure: Measure) -> Measure:
     return replace(measure, of_block=of_block)
 
 
-def _select_blocks(model, order, blocks):
-    """Return the names of blocks from numbers or names."""
-    selection = set()
-    for block in order if blocks is None else blocks:
-        if block not in (order if isinstance(block, str) else range(len(order))):
-            hint = nearest(block, order) if isinstance(block, str) else ""
-            raise ValueError(
-                f"`blocks`: the model {model.name!r} has blocks 0 to {len(order) - 1}. "
-                f"Received: {block!r}. {hint}".rstrip()
-            )
-        selection.add(block if isinstance(block, str) else order[block])
-    if not selection:
-        raise ValueError("`blocks` must name at least one block.")
-    return selection
-
-
-def _check_heads(heads):
-    if heads is None or (isinstance(heads, str) and heads == "mean"):
-        return heads
-    numbers = list(heads) if isinstance(heads, Iterable) else []
-    if not numbers or not all(isinstance(head, Integral) for head in numbers):
-        raise ValueError(f"`heads` must be numbers of heads or 'mean'. Received: {heads!r}.")
-    return [int(head) for head in numbers]
-
-
 def _stages(block, heads):
     """Return the maps of a block to show, by stage, for its only image and some heads."""
     stages = {"after": block.maps}
     if block.before is not block.maps:
         stages = {"before": block.before, **stages}
     return {
-        stage: _select_heads(maps[0], heads, block.name)
-        for stage, maps in stages.items()
-        if maps is not None
+        stage: _select_heads(maps[0], heads) for stage, maps in stages.items() if maps is not None
     }
 
 
@@ -251,17 +219,12 @@ def _prefixes(model):
     return found
 
 
-def _select_heads(maps, heads, block):
+def _select_heads(maps, heads):
     """Return the maps `(heads, queries, keys)` of some heads, or their mean as one head."""
     if heads is None:
         return maps
     if heads == "mean":
         return maps.mean(0, keepdims=True)
-    for head in heads:
-        if head not in range(len(maps)):
-            raise ValueError(
-                f"`heads`: block {block!r} has heads 0 to {len(maps) - 1}. Received: {head!r}."
-            )
     return maps[heads]
 
 
@@ -324,13 +287,4 @@ def _page(metadata: dict[str, Any], maps: dict[str, Quantized]) -> bytes:
             maps=scripts,
         )
         .encode("utf-8")
-    )
-
-
-def _too_large(limit: float, size: int | None = None) -> str:
-    amount = "more" if size is None else f"{size / 1e6:.1f} MB, more"
-    return (
-        f"The page would have {amount} than the limit of {limit / 1e6:g} MB. Show fewer images, "
-        "fewer blocks (`blocks`, such as 0,11,23), fewer heads (`heads`, such as 0,1) or only "
-        "their mean (`heads`: mean), or raise `limit`."
     )

@@ -13,6 +13,7 @@ from keras import ops
 from keras_vitx.analysis.figures import mark
 from keras_vitx.analysis.measures import entropy
 from keras_vitx.analysis.trace import as_array, class_attention, trace
+from keras_vitx.checks import check_argument
 from keras_vitx.data import decode_predictions
 from keras_vitx.data.predictions import class_names
 from keras_vitx.drawing import Picture, drawing
@@ -46,8 +47,7 @@ def plot_class_attention(
     Raises:
         ValueError: as in `trace`; if the model has no attention or no class token.
     """
-    if mode not in ("mean", "heads", "focus"):
-        raise ValueError(f"`mode` must be 'mean', 'heads' or 'focus'. Received: {mode!r}.")
+    check_argument("mode", mode, Literal["mean", "heads", "focus"])
     images = ops.convert_to_numpy(images)
     maps = class_attention(model, images)
     salient = {name: saliency(each, images.shape[1:3]) for name, each in maps.items()}
@@ -140,10 +140,6 @@ def plot_query(
         query: Row and column of the patch; None means the middle one.
         blocks: Names of the blocks to draw; None means all with queries of patches.
         shown: The images to show; the first one is drawn. As in `plot_class_attention`.
-
-    Raises:
-        ValueError: as in `trace`; if no block has queries of patches, or the query is not on
-            the grid.
     """
     images = ops.convert_to_numpy(images)
     image = (scaled_to_1(images[:1]) if shown is None else shown)[0]
@@ -153,7 +149,7 @@ def plot_query(
             patches = block.num_patches
             if block.softmax is None or not patches or block.softmax.shape[2] < patches:
                 continue
-            query_at = _on_grid(query, block.grid)
+            query_at = (block.grid[0] // 2, block.grid[1] // 2) if query is None else query
             maps = block.softmax[:, :, -patches:, -patches:].mean(0)
             maps = maps.reshape(-1, *block.grid, *block.grid)[:, *query_at]
             low, high = max(maps.min(), maps.max() * 1e-4), maps.max()
@@ -165,19 +161,7 @@ def plot_query(
             patch = np.divide(image.shape[:2], block.grid)
             title = f"{label}\n{block.name}"
             rows.append([{"picture": image, "title": title, "mark": (*query_at, *patch)}, *row])
-    if not rows:
-        raise ValueError("No block of the models has attention from patches to patches.")
     return _draw(rows, path, (1.4, 1.5), "viridis")
-
-
-def _on_grid(query, grid):
-    """Return row and column of a patch, by default the middle one."""
-    row, column = (grid[0] // 2, grid[1] // 2) if query is None else query
-    if not (0 <= row < grid[0] and 0 <= column < grid[1]):
-        raise ValueError(
-            f"`query` must be a patch on the grid {tuple(grid)}. Received: {(row, column)}."
-        )
-    return row, column
 
 
 def plot_maps(
@@ -203,17 +187,12 @@ def plot_maps(
         by_entropy: If set, draws this many maps of single heads instead, of the softmax on the
             first image, from the lowest to the highest entropy, which is the title (Context
             Broadcasting, Figure 3b).
-
-    Raises:
-        ValueError: as in `trace`; if a model has no maps.
     """
     rows = []
     for label, model in models.items():
         traces = trace(model, images[:1] if by_entropy else images, blocks)
         traces = (block for block in traces if block.maps is not None and block.maps.shape[2] > 1)
         rows += [_by_entropy(traces, by_entropy)] if by_entropy else _means(traces, label, before)
-        if not rows[-1]:
-            raise ValueError(f"The model {model.name!r} has no attention maps.")
     return _draw(rows, path, (1.6, 1.9), "viridis")
 
 

@@ -104,10 +104,8 @@ def trace(
         An iterator over one `BlockTrace` per block, in order.
 
     Raises:
-        ValueError: if the model is not a `Chain` or has no blocks, if the images don't have the
-            shape of its input, or if `blocks` names an unknown block.
+        ValueError: if `blocks` names an unknown block.
     """
-    images = check_images(model, images)
     names = [block.name for block in model.blocks]
     selection = set(names if blocks is None else blocks)
     for name in selection.difference(names):
@@ -161,17 +159,8 @@ def embedding_maps(model: keras.Model, images: Any) -> Iterator[tuple[str, np.nd
         An iterator over pairs of the block name and its maps, float32
         `(batch, heads, patches, patches)`. Class blocks, blocks that reuse or add shared maps,
         and those without attention are left out.
-
-    Raises:
-        ValueError: as in `trace`, and if the width of the tokens changes (PiT).
     """
-    images = check_images(model, images)
     embedding, blocks = model.layers[0], [b for b in model.blocks if _reads_tokens(b)]
-    if {block.norm1.gamma.shape[0] for block in blocks} - {embedding.output.shape[-1]}:
-        raise ValueError(
-            f"The tokens of {model.name!r} change their width: its patch embeddings do not fit "
-            "every block."
-        )
 
     def walk():
         with without_gradients():
@@ -204,9 +193,8 @@ def class_attention(model: keras.Model, images: Any) -> dict[str, np.ndarray]:
         block name.
 
     Raises:
-        ValueError: as in `trace`, and if the model has no attention or no class token.
+        ValueError: if the model has no attention or no class token.
     """
-    check_model(model, needs_maps=True)
     maps = {}
     for block in trace(model, images):
         patches = block.num_patches
@@ -217,30 +205,6 @@ def class_attention(model: keras.Model, images: Any) -> dict[str, np.ndarray]:
     if not maps:
         raise ValueError(f"The model {model.name!r} has no class token.")
     return maps
-
-
-def check_model(model: Any, needs_maps: bool = False) -> None:
-    """Raise a ValueError unless `model` is a `Chain` with blocks and, if needed, attention maps."""
-    if not model.blocks:
-        raise ValueError(f"The model {model.name!r} has no blocks (keras_vitx.layers.Block).")
-    if needs_maps and not any(isinstance(block.attention, Attention) for block in model.blocks):
-        raise ValueError(f"The model {model.name!r} has no attention maps.")
-
-
-def check_images(model: keras.Model, images: Any) -> Any:
-    """Return `images` as an array or a tensor; a ValueError if they or the model don't fit."""
-    check_model(model)
-    images = images if hasattr(images, "shape") else np.asarray(images)
-    shape, expected = tuple(images.shape), (None, *model.input_shape[1:])
-    fits = len(shape) == len(expected) and all(
-        b in (None, a) for a, b in zip(shape, expected, strict=True)
-    )
-    if not fits or not shape[0]:
-        raise ValueError(
-            f"`images` must have the shape {('batch', *expected[1:])} of the model's input. "
-            f"Received: {shape}. keras_vitx.preprocess_input resizes and normalizes images."
-        )
-    return images
 
 
 def as_array(tensor: Any) -> np.ndarray:

@@ -5,9 +5,8 @@ from typing import Any
 
 import keras
 
-from keras_vitx.checks import check_counts
 from keras_vitx.layers import ops
-from keras_vitx.layers.base import Layer, build_all, check_layers, register
+from keras_vitx.layers.base import Layer, build_all, register
 from keras_vitx.layers.recording import is_recording, record
 
 
@@ -52,8 +51,7 @@ class Attention(Layer):
         initialization: Initial weights of the projections, as in `keras_vitx.layers.initializers`.
 
     Raises:
-        ValueError: if an `on_...` is no list of layers; at build, if `num_heads` does not divide
-            `dim`.
+        ValueError: at build, if `num_heads` does not divide `dim`.
     """
 
     def __init__(
@@ -71,13 +69,12 @@ class Attention(Layer):
         **kwargs,
     ):
         super().__init__(**kwargs)
-        check_counts(num_heads=num_heads, head_size=1 if head_size is None else head_size)
         self.num_heads = num_heads
         self.head_size = head_size
-        self.on_input = check_layers("on_input", on_input)
-        self.on_logits = check_layers("on_logits", on_logits)
-        self.on_weights = check_layers("on_weights", on_weights)
-        self.on_output = check_layers("on_output", on_output)
+        self.on_input = list(on_input)
+        self.on_logits = list(on_logits)
+        self.on_weights = list(on_weights)
+        self.on_output = list(on_output)
         self.qkv_bias = qkv_bias
         self.dropout = dropout
         self.proj_dropout = proj_dropout

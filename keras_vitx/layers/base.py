@@ -195,14 +195,6 @@ def _inner_layers(layer: keras.layers.Layer) -> dict[str, tuple[keras.layers.Lay
     return inner
 
 
-def check_layers(argument: str, layers: Any) -> list[keras.layers.Layer]:
-    """Return an argument that is a list of layers, as a list."""
-    is_list = isinstance(layers, (list, tuple))
-    if not is_list or not all(isinstance(layer, keras.layers.Layer) for layer in layers):
-        raise ValueError(f"`{argument}` must be a list of layers. Received: {layers!r}.")
-    return list(layers)
-
-
 def build_all(layers: Sequence[keras.layers.Layer], shape: tuple) -> tuple:
     """Build layers, each for the output of the one before; return the last output's shape."""
     for layer in layers:

@@ -4,7 +4,7 @@ from typing import Literal
 
 import keras
 
-from keras_vitx.checks import check_argument, check_counts
+from keras_vitx.checks import check_argument
 from keras_vitx.layers import ops
 from keras_vitx.layers.base import Layer, register
 from keras_vitx.layers.initializers import start_from
@@ -127,7 +127,6 @@ class UniformHeads(MapLayer):
 
     def __init__(self, count: int = 1, **kwargs):
         super().__init__(**kwargs)
-        check_counts(count=count)
         self.count = count
 
     def heads_of(self, heads):

@@ -95,13 +95,7 @@ class PositionalAttention(Attention):
         self.zero_content = zero_content
 
     def build_projections(self, input_shape):
-        patches = input_shape[1]
-        self.rows, self.columns = self.grid or 2 * (isqrt(patches),)
-        if self.rows * self.columns != patches:
-            raise ValueError(
-                "`grid` must have as many patches as there are tokens; without one they must "
-                f"fill a square. Received: grid={self.grid}, tokens={patches}."
-            )
+        self.rows, self.columns = self.grid or 2 * (isqrt(input_shape[1]),)
         content = {"kernel_initializer": "zeros"} if self.zero_content else {}
         identity = {"kernel_initializer": "identity"} if self.conv_start else {}
         self.qk = self.dense(2 * self.width, "qk", input_shape, self.qkv_bias, **content)

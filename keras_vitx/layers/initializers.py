@@ -89,7 +89,7 @@ def initializers(name: str, fan_in: int) -> dict[str, keras.initializers.Initial
 
     `"normal"` is for Dense layers, including CaiT's mixing of heads; `"uniform"` for convolutions,
     including those over maps, and PiT's Dense layers; `"xavier"`, `"lecun"` and `"zeros"` for
-    Mixer's MLPs, patch embedding and classifier. Other names raise a ValueError.
+    Mixer's MLPs, patch embedding and classifier.
     """
     zeros = keras.initializers.Zeros()
     pairs = {
@@ -99,7 +99,5 @@ def initializers(name: str, fan_in: int) -> dict[str, keras.initializers.Initial
         "lecun": (keras.initializers.LecunNormal(), zeros),
         "zeros": (zeros, zeros),
     }
-    if name not in pairs:
-        raise ValueError(f"`initialization` must be one of {tuple(pairs)}. Received: {name!r}.")
     kernel, bias = pairs[name]
     return {"kernel_initializer": kernel, "bias_initializer": bias}

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import keras
 
 from keras_vitx.layers import ops
-from keras_vitx.layers.base import Layer, build_all, check_layers, register
+from keras_vitx.layers.base import Layer, build_all, register
 
 
 @register
@@ -42,9 +42,9 @@ class MLP(Layer):
         self.mlp_ratio = mlp_ratio
         self.activation = activation
         self.dropout = dropout
-        self.on_input = check_layers("on_input", on_input)
-        self.on_hidden = check_layers("on_hidden", on_hidden)
-        self.on_output = check_layers("on_output", on_output)
+        self.on_input = list(on_input)
+        self.on_hidden = list(on_hidden)
+        self.on_output = list(on_output)
         self.hidden = hidden
         self.initialization = initialization
         self.act = ops.gelu if activation == "gelu" else keras.activations.get(activation)
@@ -53,11 +53,6 @@ class MLP(Layer):
     def build(self, input_shape):
         dim = input_shape[-1]
         hidden = int(dim * self.mlp_ratio) if self.hidden is None else self.hidden
-        if hidden < 1:
-            raise ValueError(
-                "`mlp_ratio`, or `hidden`, must give a hidden width of at least 1. "
-                f"Received: mlp_ratio={self.mlp_ratio}, hidden={self.hidden}, width={dim}."
-            )
         inner = (*input_shape[:-1], hidden)
         self.fc1 = self.dense(hidden, "fc1", input_shape, activation=self.act)
         self.fc2 = self.dense(dim, "fc2", inner)

@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import Sequence
-from numbers import Integral
 from typing import Any, Literal
 
 import keras
@@ -63,8 +62,7 @@ class ImagePreprocessing(Layer):
             and `std`.
 
     Raises:
-        ValueError: if an argument is out of range, or the number of channels of the images is not
-            that of `mean`.
+        ValueError: if the number of channels of the images is not that of `mean`.
     """
 
     def __init__(
@@ -77,14 +75,7 @@ class ImagePreprocessing(Layer):
         **kwargs,
     ):
         super().__init__(**{**kwargs, "dtype": "float32", "autocast": False})
-        if len(size) != 2 or not all(isinstance(n, Integral) and n > 0 for n in size):
-            raise ValueError(f"`size` must be a height and a width in pixels. Received: {size!r}.")
         transform = Preprocessing(mean, std, crop_ratio, interpolation)
-        if crop_ratio > min(size):
-            raise ValueError(
-                "`crop_ratio` must be at most the shorter side of `size`. "
-                f"Received: {crop_ratio!r}."
-            )
         check_argument("interpolation", interpolation, Literal[tuple(KERNELS)])
         self.size, self.mean, self.std = tuple(map(int, size)), transform.mean, transform.std
         self.crop_ratio = crop_ratio
@@ -167,13 +158,8 @@ class ImagePreprocessing(Layer):
             return self._matrices(np, *sides)
         if None not in self.image_size and _are_equal(sides, self.image_size):
             return self.constants
-        # Unknown sides are tensors under TensorFlow, symbols under PyTorch.
-        if any(ops.is_tensor(side) or type(side).__name__ == "SymInt" for side in sides):
-            return self._matrices(ops, *sides)
-        raise ValueError(
-            "In a traced graph of unknown sizes, images must have the height and width with which "
-            f"the layer was built. Received: {sides}; built with {self.image_size}."
-        )
+        # Tensors under TensorFlow, symbols under PyTorch.
+        return self._matrices(ops, *sides)
 
     def _matrices(self, xp, *sides):
         """Return `_weights` of the height and of the width, by NumPy or as `keras.ops`."""
@@ -235,16 +221,10 @@ def preprocess_tensor(images: Any, model: Any) -> Any:
     """Return the result of `keras_vitx.preprocess_input` for a tensor of the backend."""
     is_symbol = isinstance(images, keras.KerasTensor)
     layer = ImagePreprocessing.of(model, name=None if is_symbol else "preprocessing")
-    shape, channels = tuple(images.shape), len(layer.mean)
-    if len(shape) not in (3, 4) or 0 in shape or shape[-1] not in (1, channels):
-        raise ValueError(
-            "`images` must be a tensor (height, width, channels) or (n, height, width, channels), "
-            f"of {channels} channels or one. Received: shape {shape}."
-        )
     if is_symbol:
         return layer(images)
     x, dtype = ops.cast(images, "float32"), keras.backend.standardize_dtype(images.dtype)
     with contextlib.suppress(TypeError, RuntimeError):  # In a graph, tensors have no values.
         check_levels(dtype, *map(ops.convert_to_numpy, (ops.min(x), ops.max(x))))
     x = x if "int" in dtype else x * ops.where(ops.max(x) <= 1, 255.0, 1.0)
-    return layer.call(x) if len(shape) == 4 else layer.call(x[None])[0]
+    return layer.call(x) if len(x.shape) == 4 else layer.call(x[None])[0]

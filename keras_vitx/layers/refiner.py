@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from keras_vitx.checks import check_argument, check_counts
+from keras_vitx.checks import check_argument
 from keras_vitx.layers import ops
 from keras_vitx.layers.attention import Attention
 from keras_vitx.layers.base import build_all, register
@@ -44,20 +44,13 @@ class LocalMapConvolution(MapLayer):
                 f"`kernel_size` must be odd and positive. Received: kernel_size={kernel_size}."
             )
         check_argument("constraint", constraint, Literal["spatial", "row+column"] | None)
-        if constraint == "spatial" and grid is None:
-            raise ValueError("`grid` must be given with constraint='spatial'. Received: grid=None.")
         self.kernel_size = kernel_size
         self.constraint = constraint
         self.grid = None if grid is None else tuple(grid)
         self.use_bias = use_bias
 
     def build(self, input_shape):
-        _, heads, _, keys = input_shape
-        if self.constraint == "spatial" and keys is not None and keys < self.grid[0] * self.grid[1]:
-            raise ValueError(
-                "`grid` must have no more patches than there are keys. "
-                f"Received: grid={self.grid}, keys={keys}."
-            )
+        heads = input_shape[1]
         side = self.kernel_size
         shape, fan_in = (heads, 1, side, side), side**2
         if self.constraint == "row+column":
@@ -117,7 +110,6 @@ class Refinement(MapLayer):
         **kwargs,
     ):
         super().__init__(**kwargs)
-        check_counts(expansion=expansion)
         self.expansion = expansion
         self.kernel_size = kernel_size
         self.reduction = reduction
@@ -164,7 +156,6 @@ class ResidualRefinement(MapLayer):
 
     def __init__(self, expansion: int = 3, kernel_size: int = 3, map_scale: float = 1.0, **kwargs):
         super().__init__(**kwargs)
-        check_counts(expansion=expansion)
         self.expansion = expansion
         self.kernel_size = kernel_size
         self.map_scale = map_scale

@@ -22,9 +22,6 @@ class SharingAttention(Attention):
 
     A subclass overrides `with_shared` (of queries, keys and values), `maps_with` (of its maps),
     `shared_of` (what is passed on) and its `shared_shape`. It runs in a `SharedMapsBlock`.
-
-    Raises:
-        ValueError: at build, if what it receives has another shape than `shared_shape`.
     """
 
     reads_maps = True
@@ -67,19 +64,8 @@ class SharingAttention(Attention):
         """Return the shape of what the block passes on, for a number of tokens or None."""
         return (None, self.value_width // self.size, tokens, tokens)
 
-    def received_shape(self, tokens):
-        """Return the shape of what the block must receive: maps of `num_heads` heads."""
-        return (None, self.num_heads, tokens, tokens)
-
     def build(self, input_shape):
-        input_shape, shared = input_shape if self.reads_maps else (input_shape, None)
-        super().build(input_shape)
-        expected = self.received_shape(input_shape[1])
-        if shared is not None and tuple(shared[1:]) != expected[1:]:
-            raise ValueError(
-                "What an attention receives from the block before must have the shape "
-                f"{expected}. Received: {tuple(shared)}."
-            )
+        super().build(input_shape[0] if self.reads_maps else input_shape)
 
 
 @register
@@ -113,7 +99,7 @@ class SharedAttention(SharingAttention):
         return shared
 
     def shared_shape(self, tokens):
-        return self.received_shape(tokens)
+        return (None, self.num_heads, tokens, tokens)
 
 
 @register

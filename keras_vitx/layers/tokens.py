@@ -6,7 +6,7 @@ from typing import Literal
 import keras
 import numpy as np
 
-from keras_vitx.checks import check_argument, check_counts
+from keras_vitx.checks import check_argument
 from keras_vitx.layers import ops
 from keras_vitx.layers.base import Layer, register
 from keras_vitx.layers.initializers import initializers, normal, uniform
@@ -77,11 +77,6 @@ class ConvStem(Layer):
         **kwargs,
     ):
         super().__init__(**kwargs)
-        if patch_size % 2:
-            raise ValueError(
-                "`patch_size` must be even: the stem halves the image first. "
-                f"Received: patch_size={patch_size}."
-            )
         self.dim = dim
         self.channels = tuple(channels)
         self.patch_size = patch_size
@@ -151,19 +146,8 @@ class TokenDownsampling(Layer):
         return (rows + 1) // 2, (columns + 1) // 2
 
     def build(self, input_shape):
-        _, tokens, width = input_shape
+        width = input_shape[-1]
         rows, columns = self.grid
-        if tokens not in (None, self.num_prefix_tokens + rows * columns):
-            raise ValueError(
-                "`grid` must have one patch per token after the leading ones. "
-                f"Received: grid={self.grid}, num_prefix_tokens={self.num_prefix_tokens}, "
-                f"tokens={tokens}."
-            )
-        if self.dim % width:
-            raise ValueError(
-                "`dim` must be a multiple of the width of the input tokens. "
-                f"Received: dim={self.dim}, width={width}."
-            )
         self.conv = keras.layers.DepthwiseConv2D(
             3,
             strides=2,
@@ -243,7 +227,6 @@ class ClassToken(Layer):
 
     def __init__(self, count: int = 1, **kwargs):
         super().__init__(**kwargs)
-        check_counts(count=count)
         self.count = count
 
     def build(self, input_shape):

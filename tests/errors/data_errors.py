@@ -199,8 +199,6 @@ ERRORS = {
         # Resizing.
         "`crop_ratio` must be at most": lambda: preprocess_input(X, stand_in(crop_ratio=17)),
         "must resize images to at most": lambda: preprocess_input(X, stand_in((1, 1 << 22))),
-        "`size` must be ... (32, 0)": lambda: layer((32, 0)),
-        "at most the shorter side": lambda: layer(crop_ratio=100.0),
         "one channel for each": lambda: layer()(np.zeros((1, 9, 9, 1), "uint8")),
         "must have an input of shape": lambda: ImagePreprocessing.of(FLAT),
         # Augmentation of images with other channels, mixing of labels.
