@@ -11,6 +11,14 @@ from keras_vitx.layers import HeadMixing, LocalMapConvolution, ReAttention, Resi
 from keras_vitx.layers.base import build_all, register, serialize
 from keras_vitx.layers.maps import MapLayer, convolution_1x1
 
+WITH_LORA = (
+    keras.layers.Dense,
+    keras.layers.EinsumDense,
+    keras.layers.Embedding,
+    keras.layers.Conv2D,
+)
+"""Layers of Keras that may have updates of low rank."""
+
 Arrays = dict[int, list[np.ndarray]]
 """The weights of layers that change, by their `id`, in the order of `weights`."""
 
@@ -46,7 +54,7 @@ def fuse(model: keras.Model) -> keras.Model:
         )
     arrays: Arrays = {}
     for layer in sublayers(model):
-        if getattr(layer, "lora_enabled", False):
+        if isinstance(layer, WITH_LORA) and layer.lora_enabled:
             arrays[id(layer)] = _merged(layer)
     config = _without_lora(model.get_config())
     _fold(model.layers, config["layers"], arrays)
@@ -162,9 +170,12 @@ def _affine(norm: keras.layers.BatchNormalization | None) -> tuple[np.ndarray, n
 
 def _merged(layer: keras.layers.Layer) -> list[np.ndarray]:
     r"""Return the weights of a layer with LoRA, its kernel as $W + \frac{\alpha}{r} A B$."""
-    name = "embeddings" if isinstance(layer, keras.layers.Embedding) else "kernel"
     own = {each.name: each for each in layer.weights if not each.name.startswith("lora_")}
-    return [_array(getattr(layer, name) if key == name else own[key]) for key in own]
+    if isinstance(layer, keras.layers.Embedding):
+        own["embeddings"] = layer.embeddings
+    else:
+        own["kernel"] = layer.kernel
+    return [_array(value) for value in own.values()]
 
 
 def _without_lora(config: Any, is_keras: bool = False) -> Any:

@@ -36,11 +36,15 @@ class Predictor:
         self.input = ModelInput.of(model, any_size=True)
         self.class_names = class_names(model, outputs.classes)
         self.batch_sizes = tuple(sorted(batch_sizes))
-        self._run = _compiled(model, outputs.probabilities)
+        self._model, self._run = model, _compiled(model, outputs.probabilities)
         # NumPy has no bfloat16; the model casts float32 to it.
         dtype = keras.backend.standardize_dtype(model.inputs[0].dtype)
         self._dtype = "float32" if "float" in dtype else dtype
         self._lock, self._compiled_shapes = threading.Lock(), set()
+
+    def __reduce__(self):
+        # Compiled again where it is unpickled.
+        return Predictor, (self._model, self.batch_sizes)
 
     def __call__(self, images: Any, top: int = 5) -> list[list[tuple]]:
         """Return the most probable classes of images.

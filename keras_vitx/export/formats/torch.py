@@ -26,7 +26,8 @@ def program_of(model: keras.Model, names: Sequence[str]):
     (spec,) = model.inputs
     # PyTorch would assume that a dimension of 1 is constant, and that equal sides stay equal.
     shape = [side or (2, 80, 96)[axis] for axis, side in enumerate(spec.shape)]
-    images = torch.zeros(shape, dtype=getattr(torch, keras.backend.standardize_dtype(spec.dtype)))
+    with keras.device("cpu"):
+        images = keras.ops.zeros(shape, spec.dtype)
     dynamic = {
         axis: torch.export.Dim(AXES[axis], min=2 if axis else 1)
         for axis, side in enumerate(spec.shape)
@@ -36,7 +37,7 @@ def program_of(model: keras.Model, names: Sequence[str]):
     # They hold paths of this machine, and take a quarter of the time.
     torch.fx.config.do_not_emit_stack_traces = True
     try:
-        with torch.no_grad():
+        with torch.no_grad(), keras.device("cpu"):
             program = torch.export.export(
                 _module(model, names).eval(),
                 (images,),
@@ -56,7 +57,7 @@ def _module(model, names):
         def __init__(self):
             super().__init__()
             for index, variable in enumerate(model.variables):
-                self.register_buffer(f"weight_{index}", variable.value.detach())
+                self.register_buffer(f"weight_{index}", variable.value.detach().cpu())
 
         def forward(self, images):
             # The model is not a submodule: Keras lists a parameter once per enclosing layer, each
