@@ -110,6 +110,7 @@ def export(
         pixels = preprocessing_of(model, preprocessing, format.any_size)
         network = with_outputs(model, outputs)
         names, whole = output_names(network), with_preprocessing(network, pixels)
+        classes = class_names(model, network.output_shape[-1]) if kind_of(network) else ()
         fast = in_float32(fuse(model) if can_be_fused(model) else model)
         fast = with_preprocessing(with_outputs(fast, outputs), pixels)
         batches = batches_of(whole, images)
@@ -117,7 +118,6 @@ def export(
             found = write(fast, names, format, temporary, batches)
             difference = check_equal(whole, batches, found, tolerance)
     shape, dtype = whole.input_shape, keras.backend.standardize_dtype(whole.inputs[0].dtype)
-    classes = class_names(model, network.output_shape[-1]) if kind_of(network) else ()
     return Exported(path, format.name, shape, dtype, names, classes, difference)
 
 
