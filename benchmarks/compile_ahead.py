@@ -163,7 +163,7 @@ def work_of(model, work, batch):
     optimizer = kv.training.AdamW(1e-3, weight_decay=0.05, global_clipnorm=1.0)
     model.compile(optimizer, "sparse_categorical_crossentropy", metrics=["accuracy"])
     some = np.zeros((2, *images.shape[1:]), "float32")
-    kv.keras_internals.build_training(model, (some, labels[:2]))
+    model._symbolic_build(data_batch=(some, labels[:2]))
     state = *state, model.optimizer.variables, model.metrics_variables
     return model.train_step, state, (images, labels)
 

@@ -65,7 +65,7 @@ def main() -> None:
 def compiled_step(model: keras.Model, batch: int):
     """Return the training step of Keras's trainer, compiled for the devices in use."""
     data = np.zeros((batch, *model.input_shape[1:]), "float32"), np.zeros(batch, "int32")
-    kv.keras_internals.build_training(model, data)
+    model._symbolic_build(data_batch=data)
     state = (
         model.trainable_variables,
         model.non_trainable_variables,

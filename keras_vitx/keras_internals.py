@@ -153,11 +153,3 @@ class RatePerVariable(GlobalClipping):
 def functions_of_adam() -> tuple[Any, Any]:
     """Return PyTorch's function by which Keras's Adam adds epsilon, and its form for tensors."""
     return torch._foreach_add, torch.ops.aten._foreach_add.Tensor
-
-
-def build_training(model: keras.Model, batch: Any) -> None:
-    """Create the variables of a compiled model's optimizer, loss and metrics, as `fit` does.
-
-    `batch` is (inputs, targets) or (inputs, targets, weights), all arrays.
-    """
-    model._symbolic_build(data_batch=batch)

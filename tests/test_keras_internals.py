@@ -70,16 +70,6 @@ def test_optimizers_clip_by_a_method():
                 close(array(moved), -gradient * min(1, norm / 10), 1e-6)
 
 
-def test_build_training_makes_all_variables_of_training():
-    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-    model.compile("adam", "mse", metrics=["mae"])
-    keras_internals.build_training(model, (np.zeros((3, 2)), np.zeros((3, 1))))
-    optimizer, metrics = len(model.optimizer.variables), len(model.metrics_variables)
-    assert optimizer == 6 and metrics == 4
-    model.fit(np.zeros((3, 2)), np.zeros((3, 1)), verbose=0)
-    assert (len(model.optimizer.variables), len(model.metrics_variables)) == (6, 4)
-
-
 @pytest.mark.backend_free
 def test_private_names_stand_in_one_file():
     """Private attributes that aren't our own."""

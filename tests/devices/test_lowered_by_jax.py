@@ -19,7 +19,6 @@ if BACKEND != "jax":
 import jax
 from jax import numpy as jnp
 
-import keras_vitx as kv
 from keras_vitx.layers.kernels import jax as kernels
 
 CUDNN = {"__cudnn$fmhaSoftmax", "__cudnn$fmhaSoftmaxBackward"}
@@ -72,7 +71,7 @@ def step_of(family):
     model = made(family, drop_path=0.1)
     shape = (BATCH, *model.input_shape[1:])
     batch = np.zeros(shape, "float32"), np.zeros(BATCH, "int32")
-    kv.keras_internals.build_training(compiled(model), batch)
+    compiled(model)._symbolic_build(data_batch=batch)
     variables = model.trainable_variables, model.non_trainable_variables
     state = *variables, model.optimizer.variables, model.metrics_variables
     return model.train_step, tuple(map(shapes_of, state)), tuple(shapes_of(batch))

@@ -28,7 +28,7 @@ CHOICES = {"data": {}, "shards": {"shard_weights": True}}
 def step_of(model):
     """Return the compiled training step of Keras, and its state."""
     data = np.zeros((BATCH, *model.input_shape[1:]), "float32"), np.zeros(BATCH, "int32")
-    kv.keras_internals.build_training(compiled(model), data)
+    compiled(model)._symbolic_build(data_batch=data)
     variables = model.trainable_variables, model.non_trainable_variables
     variables = *variables, model.optimizer.variables, model.metrics_variables
     state = tuple([v.value for v in group] for group in variables)
