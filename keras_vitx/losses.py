@@ -162,12 +162,6 @@ class PerHead(keras.losses.Loss):
         losses = {head: _deserialized(loss) for head, loss in losses.items()}
         if "head" not in losses:
             raise ValueError(f"`losses` must have a loss for 'head'. Received: {sorted(losses)}.")
-        for head, loss in losses.items():
-            if not isinstance(loss, keras.losses.Loss):
-                raise ValueError(
-                    "`losses` must have a `keras.losses.Loss` for each head. "
-                    f"Received: {loss!r} for {head!r}."
-                )
         self.losses, self.weights = losses, dict(weights or {})
 
     def call(self, y_true, y_pred):

@@ -1,16 +1,8 @@
 """Resampling of position embeddings to another grid."""
 
-from math import isqrt
-
 import numpy as np
 
 Grid = tuple[int, int]
-
-
-def square_grid(count: int) -> Grid | None:
-    """Return (side, side) if `count` is a square number, else None."""
-    side = isqrt(max(count, 0))
-    return (side, side) if side and side * side == count else None
 
 
 def resample(embeddings: np.ndarray, old: Grid, new: Grid, num_prefix_tokens=0, antialias=True):

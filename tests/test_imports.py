@@ -16,7 +16,7 @@ PACKAGE = ROOT / "keras_vitx"
 
 # The parts of the package, and the parts that each of them may import.
 LEAVES = {"files", "text", "backend", "keras_internals", "outputs", "losses"}
-LEAVES |= {"checks", "drawing", "pixels", "positions", "preprocessing"}
+LEAVES |= {"checks", "pixels", "positions", "preprocessing"}
 ARROWS = {
     **{part: set() for part in (*LEAVES, "layers", "weights", "data")},
     "models": {"layers", "weights"},

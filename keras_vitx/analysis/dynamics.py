@@ -9,10 +9,10 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_vitx.analysis.drawing import Picture, drawing
 from keras_vitx.analysis.figures import shade
 from keras_vitx.analysis.measure import measure
 from keras_vitx.backend import restore_variables
-from keras_vitx.drawing import Picture, drawing
 from keras_vitx.files import atomic_write, local_path
 
 COLUMNS = ("epoch", "step", "measure", "block", "head", "value")

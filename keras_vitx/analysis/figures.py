@@ -12,7 +12,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_vitx.drawing import Picture, drawing
+from keras_vitx.analysis.drawing import Picture, drawing
 
 Results = Mapping[str, Mapping[str, np.ndarray]]
 Points = Mapping[float, float] | Sequence[Mapping[str, Any]]

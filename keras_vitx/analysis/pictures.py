@@ -10,13 +10,13 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_vitx.analysis.drawing import Picture, drawing
 from keras_vitx.analysis.figures import mark
 from keras_vitx.analysis.measures import entropy
 from keras_vitx.analysis.trace import as_array, class_attention, trace
 from keras_vitx.checks import check_argument
 from keras_vitx.data import decode_predictions
 from keras_vitx.data.predictions import class_names
-from keras_vitx.drawing import Picture, drawing
 from keras_vitx.outputs import outputs_of
 
 TINY = np.finfo("float32").tiny

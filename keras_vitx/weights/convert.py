@@ -1,6 +1,7 @@
 """Strict conversion between the arrays of a file and the variables of a model."""
 
 import logging
+import math
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -9,7 +10,7 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 
-from keras_vitx.positions import Grid, resample, square_grid
+from keras_vitx.positions import Grid, resample
 from keras_vitx.text import shortened
 from keras_vitx.weights.names import (
     IGNORED,
@@ -163,7 +164,8 @@ def _grid(entry: _Entry, shape: tuple[int, ...], file: WeightsFile) -> Grid | No
     if known:
         rows, columns = known
         return (rows, columns) if rows * columns == patches else None
-    square = square_grid(patches)
+    side = math.isqrt(max(patches, 0))
+    square = (side, side) if side and side * side == patches else None
     if shape != entry.shape or file.square:
         return square
     if square not in (None, own):
