@@ -11,6 +11,7 @@ import numpy as np
 
 from keras_vitx.files import atomic_write
 from keras_vitx.training.devices import is_chief, single_process
+from keras_vitx.training.optimizer import optimizer_of
 from keras_vitx.training.recipe import Recipe
 from keras_vitx.training.restart import (
     assign_values,
@@ -36,10 +37,10 @@ class AverageWeights(keras.callbacks.Callback):
         self.values: list[np.ndarray] | None = None
 
     def on_epoch_end(self, epoch, logs=None):
-        if self.model.optimizer.use_ema:
+        if optimizer_of(self.model).use_ema:
             variables = variables_of(self.model)
             self.values = copied_values(variables)
-            self.model.optimizer.finalize_variable_values(self.model.trainable_variables)
+            optimizer_of(self.model).finalize_variable_values(self.model.trainable_variables)
             # Under JAX, a variable and its average now share an array, which the next step donates.
             assign_values(variables, copied_values(variables))
 

@@ -239,6 +239,12 @@ class Muon(_Released, keras.optimizers.Muon):
         return config if self.matrices is None else {**config, "exclude_layers": None}
 
 
+def optimizer_of(model: keras.Model) -> keras.optimizers.Optimizer:
+    """Return the optimizer of a compiled model, that inside Keras's scaling of the loss."""
+    scaled = isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
+    return model.optimizer.inner_optimizer if scaled else model.optimizer
+
+
 def is_decayed(variable: keras.Variable) -> bool:
     """Return whether weight decay applies: to kernels, not to vectors, tokens or positions."""
     return len(variable.shape) > 1 and variable.name not in ("embeddings", "token")

@@ -12,6 +12,7 @@ import numpy as np
 from keras_vitx.data.predictions import imagenet_classes
 from keras_vitx.keras_internals import compile_arguments, sublayers
 from keras_vitx.layers.block import Block
+from keras_vitx.layers.sharing import SharedMapsBlock
 from keras_vitx.losses import PerHead
 from keras_vitx.outputs import Outputs, Task, class_names_of, is_chain, layers_of, outputs_of
 from keras_vitx.preprocessing import ModelInput
@@ -98,7 +99,8 @@ def set_similarity(model: keras.Model, weight: float, depth: int) -> None:
     """
     blocks = blocks_of(model)
     compared = blocks[1 : depth + 1]
-    if weight and not (len(compared) == depth and all(block.receives_maps for block in compared)):
+    are_shared = all(isinstance(one, SharedMapsBlock) and one.receives_maps for one in compared)
+    if weight and not (len(compared) == depth and are_shared):
         raise ValueError(
             f"`similarity` must be None for a model without {depth + 1} blocks that share maps. "
             f"Received: {weight}, for {model.name!r}. Create the model with similarity={weight}, "
