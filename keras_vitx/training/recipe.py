@@ -221,34 +221,6 @@ class Recipe:
             return self
         return self.replace(batch_size=batch, epochs=epochs)
 
-    def smoke(self) -> "Recipe":
-        """Return the recipe with two epochs and tiny batches, as a smoke test of all its parts."""
-        return dataclasses.replace(
-            self,
-            epochs=2,
-            warmup_epochs=min(self.warmup_epochs, 0.5),
-            cooldown_epochs=min(self.cooldown_epochs, 1),
-            min_updates=None,
-            # Enough for mixing and repeated images, and divisible by `accumulate_steps`.
-            batch_size=math.lcm(8, self.accumulate_steps),
-        )
-
-    def settings(self) -> dict[str, Any]:
-        """Return all settings by name, including `augmentation` and `mixing` if they are None."""
-        settings = {"result": self.result}
-        for name, group in self._groups().items():
-            settings |= {name: None} if group is None else group
-        return settings
-
-    def differences(self, other: "Recipe") -> dict[str, tuple[Any, Any]]:
-        """Return the settings that differ, by name, as pairs of the values here and in `other`.
-
-        Settings of an augmentation or a mixing that is off are None.
-        """
-        mine, theirs = self.settings(), other.settings()
-        pairs = {n: (mine.get(n), theirs.get(n)) for n in {**mine, **theirs} if n not in OFF}
-        return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
-
     def __str__(self) -> str:
         """Return a table with one row per group, in the syntax of the command line."""
         rows = [f"{self.name} (result={self.result})"]

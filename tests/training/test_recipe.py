@@ -140,16 +140,15 @@ def test_what_can_be_turned_off():
     assert "off" in str(off)
 
 
-def test_differences_and_the_printed_recipe():
-    other = MINE.replace(epochs=3, mixing=None, scale=(0.5, 1.0))
-    assert MINE.differences(other) == {
-        "epochs": (10, 3),
-        "warmup_epochs": (1.0, 0.3),
-        "scale": ((0.08, 1.0), (0.5, 1.0)),
-        **{n: (v, None) for n, v in dataclasses.asdict(Mixing()).items() if v is not None},
-    }
-    for name, value in MINE.settings().items():
-        assert isinstance(value, tuple) or f"{name}={value}" in str(MINE)
+def settings_of(recipe):
+    """All settings by name."""
+    groups = (group for group in recipe.to_dict().values() if isinstance(group, dict))
+    return {name: value for group in groups for name, value in group.items()}
+
+
+def test_the_printed_recipe():
+    for name, value in settings_of(MINE).items():
+        assert isinstance(value, list) or f"{name}={value}" in str(MINE)
 
 
 @pytest.mark.parametrize("name", list_recipes())
@@ -160,12 +159,6 @@ def test_shipped_recipes(name):
     assert Recipe.from_dict(recipe.to_dict()) == recipe
     module = importlib.import_module(f"keras_vitx.training.recipes.{name}")
     assert f"--recipe {name}" in module.__doc__
-    # The smoke run has every part.
-    smoke = recipe.smoke()
-    assert (smoke.epochs, smoke.batch_size) == (2, 8)
-    changed = {"epochs", "warmup_epochs", "cooldown_epochs", "batch_size", "min_updates"}
-    assert set(recipe.differences(smoke)) <= changed
-    assert recipe.replace(batch_size=96, accumulate_steps=3).smoke().batch_size == 24
 
 
 # The peak of the learning rate, and settings.
@@ -183,13 +176,13 @@ PAPERS = {
 @pytest.mark.parametrize("name", PAPERS)
 def test_recipes_of_the_papers(name):
     recipe, (peak, own) = recipes.get(name), PAPERS[name]
-    settings = recipe.settings()
+    settings = {**settings_of(recipe), "result": recipe.result}
     assert own.items() <= settings.items()
     assert recipe.peak == pytest.approx(peak)
     common = {
         "beta_1": 0.9, "beta_2": 0.999, "epsilon": 1e-8, "clip_norm": None, "layer_decay": None,
         "warmup_learning_rate": 1e-6, "final_learning_rate": 1e-5, "label_smoothing": 0.1,
-        "crop": "random_resized", "scale": (0.08, 1.0), "ratio": (3 / 4, 4 / 3), "flip": 0.5,
+        "crop": "random_resized", "scale": [0.08, 1.0], "ratio": [3 / 4, 4 / 3], "flip": 0.5,
         "rand_augment": "m9-mstd0.5-inc1", "color_jitter": 0, "erasing": 0.25,
         "mixup": 0.8, "cutmix": 1.0, "mixing_probability": 1, "switch": 0.5, "result": "last",
     }  # fmt: skip
