@@ -10,6 +10,7 @@ from keras_vitx.keras_internals import children, sublayers
 from keras_vitx.layers import HeadMixing, LocalMapConvolution, ReAttention, ResidualRefinement
 from keras_vitx.layers.base import build_all, register, serialize
 from keras_vitx.layers.maps import MapLayer, convolution_1x1
+from keras_vitx.outputs import is_chain
 
 WITH_LORA = (
     keras.layers.Dense,
@@ -25,8 +26,7 @@ Arrays = dict[int, list[np.ndarray]]
 
 def can_be_fused(model: keras.Model) -> bool:
     """Return whether a model is a `Chain` without quantized layers."""
-    is_chain = isinstance(model, keras.Model) and hasattr(model, "token_layout")
-    return is_chain and not any(each.quantization_mode for each in sublayers(model))
+    return is_chain(model) and not any(each.quantization_mode for each in sublayers(model))
 
 
 def fuse(model: keras.Model) -> keras.Model:
