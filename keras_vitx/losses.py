@@ -6,7 +6,6 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_vitx.checks import PositiveFloat, check_argument
 from keras_vitx.keras_internals import logits_of
 
 
@@ -105,7 +104,7 @@ class SoftDistillation(keras.losses.Loss):
     predictions.
 
     Args:
-        temperature: $\tau$; a ValueError is raised unless it is above 0.
+        temperature: $\tau$, above 0.
         from_logits: Whether predictions are logits rather than probabilities.
         name: Name of the loss.
     """
@@ -120,7 +119,7 @@ class SoftDistillation(keras.losses.Loss):
         **kwargs: Any,
     ):
         super().__init__(name=name, **kwargs)
-        self.temperature = check_argument("temperature", temperature, PositiveFloat)
+        self.temperature = temperature
         self.from_logits = from_logits
 
     def call(self, y_true, y_pred):

@@ -148,13 +148,9 @@ class Task:
         has_top_5 = top_k is not None and self.outputs.classes > 5
         return [accuracy(name), *([top_k(5, "top_5_accuracy")] if has_top_5 else [])]
 
-    def check(self, labels: np.ndarray) -> None:
-        """Raise a ValueError if the labels of a batch don't fit this task."""
-        if self.kind != "regression" and (found := task_of(self.outputs, labels)).kind != self.kind:
-            raise ValueError(
-                f"All labels must be of one kind. Received: labels of a {found.kind} task, "
-                f"{labels.dtype} {labels.shape}, after those of a {self.kind} task."
-            )
+    def compiled(self, label_smoothing: float) -> tuple[keras.losses.Loss, dict[str, Any]]:
+        """Return the loss of evaluation, and the loss and metrics for `model.compile`."""
+        return self.loss(), {"loss": self.loss(label_smoothing), "metrics": self.metrics()}
 
 
 def task_of(outputs: Outputs, labels: Any) -> Task:

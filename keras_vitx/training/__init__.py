@@ -14,9 +14,9 @@ from keras_vitx.training.evaluate import evaluate as evaluate
 from keras_vitx.training.fit import fit as fit
 from keras_vitx.training.optimizer import AdamW as AdamW
 from keras_vitx.training.optimizer import Muon as Muon
+from keras_vitx.training.optimizer import make_optimizer as make_optimizer
 from keras_vitx.training.optimizer import make_schedule as make_schedule
 from keras_vitx.training.prepare import apply_settings as apply_settings
-from keras_vitx.training.prepare import make_optimizer as make_optimizer
 from keras_vitx.training.prepare import set_precision as set_precision
 from keras_vitx.training.recipe import Recipe as Recipe
 from keras_vitx.training.recipes import list_recipes as list_recipes

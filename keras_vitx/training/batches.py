@@ -10,6 +10,8 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_vitx.data.loading import ImageBatches
+
 log = logging.getLogger(__name__)
 
 
@@ -22,6 +24,31 @@ def first_of(batches: Any) -> Any:
     raise ValueError(
         f"`source` must have at least one batch. Received: an empty {type(batches).__name__}."
     )
+
+
+def labels_and_size(batches: Any) -> tuple[np.ndarray, int]:
+    """Return labels as they are in training batches, and the number of images of a batch.
+
+    Those of a source are known; of your own batches, the first one is read.
+    """
+    if not isinstance(batches, ImageBatches):
+        labels = labels_of(batches)
+        return labels, len(labels)
+    labels, soft = batches.split.labels, batches.loader.soft
+    # Mixing makes rows of integers.
+    labels = labels if soft is None or labels.ndim == 2 else np.eye(soft)[:1]
+    return labels, batches.batch_size
+
+
+def labels_of(batches: Any) -> np.ndarray:
+    """Return the labels of the first batch; with several heads, those of the class token."""
+    batch = first_of(batches)
+    if not isinstance(batch, (tuple, list)) or len(batch) not in (2, 3):
+        raise ValueError(
+            "`source` must have batches (images, labels) or (images, labels, weights). Received: "
+            f"{type(batch).__name__}."
+        )
+    return np.asarray(batch[1]["head"] if isinstance(batch[1], dict) else batch[1])
 
 
 def length_of(batches: Any) -> int | None:

@@ -115,6 +115,8 @@ class BestEpoch(keras.callbacks.Callback):
             better; None to write none.
         recipe: Its `result` and `patience` count.
 
+    As a context, it restores them after an error, such as Ctrl-C, too.
+
     Attributes:
         epoch: The best epoch, counted from 1; None before the first one ends.
         logs: The logs of that epoch.
@@ -157,6 +159,13 @@ class BestEpoch(keras.callbacks.Callback):
     def on_train_end(self, logs=None):
         # Before the callbacks of the user, whose weights stay if they restore any.
         self.restore()
+
+    def __enter__(self) -> "BestEpoch":
+        return self
+
+    def __exit__(self, kind, error, traceback):
+        if error is not None:
+            self.restore()
 
     def restore(self) -> None:
         """Give the model the weights of the best epoch, or else its initial ones."""

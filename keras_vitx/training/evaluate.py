@@ -16,10 +16,10 @@ from keras_vitx.data.sources.names import numbers_of
 from keras_vitx.outputs import Task, class_names_of, outputs_of, task_of
 from keras_vitx.pixels import unpacked
 from keras_vitx.text import shortened
-from keras_vitx.training.batches import BatchTransform
+from keras_vitx.training.batches import BatchTransform, labels_of
 from keras_vitx.training.devices import in_use
 from keras_vitx.training.devices.replicas import Replicate, shard_of
-from keras_vitx.training.source import SplitName, are_numbers, checked, evaluation_split, labels_of
+from keras_vitx.training.source import SplitName, are_numbers, checked, evaluation_split
 
 
 class LossPerImage(keras.metrics.Metric):

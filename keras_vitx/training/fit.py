@@ -15,10 +15,10 @@ from keras_vitx.training.callbacks import (
     Validate,
     verbosity,
 )
+from keras_vitx.training.classifier import Classifier
 from keras_vitx.training.devices import check_devices
 from keras_vitx.training.devices.replicas import Replicate, shard_of
 from keras_vitx.training.prepare import (
-    Classifier,
     apply_settings,
     compile_model,
     match_head,
@@ -27,7 +27,7 @@ from keras_vitx.training.prepare import (
 from keras_vitx.training.recipe import Recipe
 from keras_vitx.training.restart import Restart
 from keras_vitx.training.run import RESTART, history_logger, new_run, record_of, write_run
-from keras_vitx.training.source import class_weight_by_label, epoch_setter, open_data
+from keras_vitx.training.source import epoch_setter, open_data
 
 log = logging.getLogger(__name__)
 HOW_TO_LOAD = ("validation_split", "fraction", "workers")
@@ -86,42 +86,41 @@ def fit(
     check_devices(None, model)
     classifier = Classifier.of(model)
     apply_settings(model, recipe)
-    data = open_data(source, model, recipe, settings, seed=seed, **how_to_load)
+    how_to_load |= {"class_weight": class_weight, "seed": seed}
+    data = open_data(source, model, recipe, settings, **how_to_load)
     recipe, train = data.recipe, data.train
-    task = None if classifier.outputs is None else data.task(classifier.outputs)
-    match_head(model, data.class_names)
-    distillation = with_teacher(model, teacher, recipe, data.class_names)
+    loss, of_task = None, {}
+    if classifier.outputs is not None:
+        loss, of_task = data.task(classifier.outputs).compiled(recipe.label_smoothing)
+    match_head(classifier, data.class_names)
+    distillation = with_teacher(classifier, teacher, recipe, data.class_names)
     if distillation is not None:
         train = distillation.batches(train, model)
-    evaluator = compile_model(classifier, task, recipe, data.steps, distillation)
+    evaluator = compile_model(classifier, recipe, data.steps, loss, of_task, distillation)
 
-    best = BestEpoch(model, output and output / f"{recipe.result}.keras", recipe)
     first = [Replicate(), *epoch_setter(train), AverageWeights(), StopAtNonFinite()]
     if data.validation is not None:
         first.append(Validate(lambda: evaluator.measure(data.validation)))
-    first.append(best)
-    last, initial_epoch = [], 0
+    best = BestEpoch(model, output and output / f"{recipe.result}.keras", recipe)
+    first, last, initial_epoch = [*first, best], [], 0
     if output is not None:
         last = [Restart(output / RESTART, [*first, *callbacks])]
         initial_epoch = last[0].initial_epoch
         first += history_logger(output, initial_epoch)
-        record = record_of(model, source, data, seed)
+        record = record_of(model, source, data, teacher, seed)
         write_run(output, record)
         log.info("The run is in %s, from epoch %d on.", output, initial_epoch + 1)
-    try:
+    with best:
         history = model.fit(
             shard_of(train),
             epochs=recipe.all_epochs,
             initial_epoch=initial_epoch,
             steps_per_epoch=data.steps_per_epoch,
-            class_weight=class_weight_by_label(class_weight, data.class_names, model),
+            class_weight=data.class_weight,
             callbacks=[*first, *callbacks, *last],
             shuffle=False,
             verbose=verbosity(),
         )
-    except BaseException:
-        best.restore()
-        raise
     history.test = None if data.test is None else evaluator.measure(data.test)
     if output is not None:
         write_run(output, record | best.summary() | {"test": history.test})

@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+import logging
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,9 +10,87 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_vitx.keras_internals import RatePerVariable
+from keras_vitx.keras_internals import RatePerVariable, sublayers
+from keras_vitx.layers.block import Block
+from keras_vitx.outputs import layers_of
 from keras_vitx.training.devices import copies_of
 from keras_vitx.training.recipe import Recipe
+
+log = logging.getLogger(__name__)
+
+# Marks models compiled by a recipe, as opposed to by the user, also in saved files.
+OPTIMIZER = "keras_vitx_recipe"
+
+
+def make_optimizer(
+    model: keras.Model, recipe: Recipe, steps_per_epoch: int
+) -> keras.optimizers.Optimizer:
+    """Return the optimizer of a recipe, with its schedule.
+
+    Args:
+        model: The built model to train.
+        recipe: The recipe.
+        steps_per_epoch: Number of batches per epoch of `model.fit`, each of
+            `batch_size / accumulate_steps` images.
+    """
+    accumulate_steps, ema = recipe.accumulate_steps, recipe.ema
+    updates = recipe.all_epochs * steps_per_epoch / accumulate_steps
+    if ema is not None and updates * (1 - ema) < 3:
+        text = (
+            "The moving average of the weights (ema=%g) spans about %.0f updates, but the run has "
+            "%.0f: its result will be close to the initial weights. Set a smaller `ema`, or None."
+        )
+        log.warning(text, ema, 1 / (1 - ema), updates)
+    arguments: dict[str, Any] = {
+        "learning_rate": make_schedule(recipe, steps_per_epoch),
+        "weight_decay": recipe.weight_decay,
+        "epsilon": recipe.epsilon,
+        "global_clipnorm": recipe.clip_norm,
+        "use_ema": ema is not None,
+        # Keras updates the average in every step, not in every update.
+        "ema_momentum": (ema or 0.0) ** (1 / accumulate_steps),
+        "gradient_accumulation_steps": accumulate_steps if accumulate_steps > 1 else None,
+        "name": OPTIMIZER,
+    }
+    kind, betas = AdamW, {"beta_1": recipe.beta_1, "beta_2": recipe.beta_2}
+    if recipe.algorithm == "muon":
+        kind, betas = Muon, {f"adam_{name}": value for name, value in betas.items()}
+        arguments["matrices"] = matrices_of(model)
+    if recipe.layer_decay is not None:
+        arguments["rate_factors"] = rate_factors(model, recipe.layer_decay)
+    return kind(**arguments, **betas)
+
+
+def rate_factors(model: keras.Model, decay: float) -> tuple[float, ...]:
+    """Return the factor of the learning rate for each of `model.trainable_variables`.
+
+    With L blocks, it is `decay ** (L + 1)` before the first block, `decay ** (L + 1 - i)` in block
+    i (from 1) and in layers between it and the next, and 1 after the last block (BEiT, Appendix).
+    In a model without blocks, each layer with weights counts as one.
+    """
+    layers = [
+        x for x in layers_of(model) if isinstance(x, keras.layers.Layer) and x.trainable_variables
+    ]
+    blocks = [i for i, layer in enumerate(layers) if isinstance(layer, Block)]
+    blocks = blocks or range(1, len(layers))
+    last_block = max(blocks, default=0)
+    depths = {}
+    for index, layer in enumerate(layers):
+        # Layers after the last block are one deeper.
+        depth = sum(i <= index for i in blocks) + (index > last_block)
+        for variable in layer.trainable_variables:
+            depths.setdefault(id(variable), depth)
+    deepest = max(depths.values())
+    return tuple(decay ** (deepest - depths.get(id(v), deepest)) for v in model.trainable_variables)
+
+
+def matrices_of(model: keras.Model) -> tuple[int, ...]:
+    """Return the indices of the blocks' `Dense` kernels; without blocks, all but the last."""
+    blocks = [part for part in sublayers(model) if isinstance(part, Block)]
+    layers = [layer for parent in blocks or [model] for layer in sublayers(parent)]
+    dense = [layer for layer in layers if isinstance(layer, keras.layers.Dense)]
+    kernels = {id(layer.kernel) for layer in (dense if blocks else dense[:-1])}
+    return tuple(i for i, v in enumerate(model.trainable_variables) if id(v) in kernels)
 
 
 def make_schedule(recipe: Recipe, steps_per_epoch: int) -> "WarmupCosine":

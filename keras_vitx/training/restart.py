@@ -64,6 +64,8 @@ class Restart(keras.callbacks.History):
     def on_train_begin(self, logs=None):
         super().on_train_begin(logs)
         if self.state is not None:
+            if not self.model.optimizer.built:  # Under TensorFlow, the first step would build it.
+                self.model.optimizer.build(self.model.trainable_variables)
             assign_values(self._variables(), self.state["arrays"])
             set_random_states(self.state["random"])
             self.epoch, self.history = self.state["history"]

@@ -29,7 +29,9 @@ def new_run(output: str | os.PathLike, resume: bool = False) -> Path:
     return output
 
 
-def record_of(model: keras.Model, source: Any, data: TrainingData, seed: int) -> dict[str, Any]:
+def record_of(
+    model: keras.Model, source: Any, data: TrainingData, teacher: keras.Model | None, seed: int
+) -> dict[str, Any]:
     """Return what a person needs to repeat a run."""
     name = source.name if isinstance(source, Dataset) else source
     if not isinstance(name, (str, os.PathLike)):
@@ -39,6 +41,7 @@ def record_of(model: keras.Model, source: Any, data: TrainingData, seed: int) ->
         "model": model.name,
         "source": str(Path(name).expanduser().resolve()) if is_path else str(name),
         "recipe": data.recipe.to_dict(),
+        "teacher": teacher and teacher.name,
         "seed": seed,
         "devices": in_use().count,
         "backend": keras.backend.backend(),

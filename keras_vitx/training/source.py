@@ -11,12 +11,11 @@ import numpy as np
 
 from keras_vitx import data
 from keras_vitx.checks import check
-from keras_vitx.data.augmentation.mixing import soft_labels
 from keras_vitx.data.loading import EvaluationBatches, ImageBatches
 from keras_vitx.outputs import Outputs, Task, task_of
 from keras_vitx.preprocessing import ModelInput
 from keras_vitx.text import shortened
-from keras_vitx.training.batches import first_of, steps_of
+from keras_vitx.training.batches import labels_and_size, steps_of
 from keras_vitx.training.devices import check_batch, in_use
 from keras_vitx.training.recipe import Recipe
 
@@ -36,6 +35,7 @@ class TrainingData(NamedTuple):
         steps_per_epoch: That of `model.fit`; None for batches that end after `steps` themselves.
         labels: Labels of training images as they are in batches: of a source, its first ones.
         class_names: Label i means `class_names[i]`; None if there are no class names.
+        class_weight: Weight in the loss by label, or None.
         held_out: Names of the validation images of a source.
     """
 
@@ -47,6 +47,7 @@ class TrainingData(NamedTuple):
     steps_per_epoch: int | None
     labels: np.ndarray
     class_names: tuple[str, ...] | None
+    class_weight: dict[int, float] | None
     held_out: list[str]
 
     def task(self, outputs: Outputs) -> Task:
@@ -63,6 +64,7 @@ def open_data(
     recipe: Recipe,
     fixed: Collection[str] = (),
     *,
+    class_weight: Mapping[Any, float] | None = None,
     seed: int = 0,
     workers: int = 0,
     **how_to_load: Any,
@@ -107,20 +109,23 @@ def open_data(
     steps_per_epoch = recipe.steps_per_epoch
     if isinstance(batches.train, ImageBatches):
         batches.train.steps, steps_per_epoch = steps_per_epoch, None
+    classes = max(model.output_shape[-1], 2)
+    class_weight = class_weight_by_label(class_weight, batches.class_names, classes)
+    steps = steps_of(batches.train, steps_per_epoch)
     labels, size = labels_and_size(batches.train)
     check_batch(size, in_use())
     size *= recipe.accumulate_steps
     if recipe.base_batch_size and "batch_size" not in fixed:
         # The learning rate follows the actual batch size.
         recipe = recipe.replace(batch_size=size)
-    steps = steps_of(batches.train, steps_per_epoch)
     updates = recipe.all_epochs * steps // recipe.accumulate_steps
     text = "%d updates: %d epochs of %d batches, %d images per update, learning rate up to %.2g."
     log.info(text, updates, recipe.all_epochs, steps, size, recipe.peak)
     train, validation, names, _, test = batches.map(weighted)
     return TrainingData(
-        recipe, train, validation, test, steps, steps_per_epoch, labels, names, held_out
-    )
+        recipe, train, validation, test, steps, steps_per_epoch, labels, names, class_weight,
+        held_out,
+    )  # fmt: skip
 
 
 @runtime_checkable
@@ -138,12 +143,11 @@ def epoch_setter(batches: Any) -> list[keras.callbacks.Callback]:
 
 
 def class_weight_by_label(
-    weights: Mapping[Any, float] | None, class_names: Sequence[str] | None, model: keras.Model
+    weights: Mapping[Any, float] | None, class_names: Sequence[str] | None, classes: int
 ) -> dict[int, float] | None:
     """Return class weights by label, from weights by label or name."""
     if weights is None:
         return None
-    classes = max(model.output_shape[-1], 2)
     label_of = {name: label for label, name in enumerate(class_names or ())}
     by_label = {label_of.get(key, key): float(weight) for key, weight in weights.items()}
     if unknown := by_label.keys() - set(range(classes)):
@@ -181,29 +185,6 @@ def is_batches(source: Any) -> bool:
     sources = (str, os.PathLike, tuple, list, np.ndarray, data.Dataset)
     is_tensor = keras.ops.is_tensor(source)
     return isinstance(source, Iterable) and not isinstance(source, sources) and not is_tensor
-
-
-def labels_and_size(batches: Any) -> tuple[np.ndarray, int]:
-    """Return labels as they are in training batches, and the number of images of a batch.
-
-    Those of a source are known; of your own batches, the first one is read.
-    """
-    if isinstance(batches, ImageBatches):
-        labels, soft = batches.split.labels, batches.loader.soft
-        return labels if soft is None else soft_labels(labels[:1], soft), batches.batch_size
-    labels = labels_of(batches)
-    return labels, len(labels)
-
-
-def labels_of(batches: Any) -> np.ndarray:
-    """Return the labels of the first batch; with several heads, those of the class token."""
-    batch = first_of(batches)
-    if not isinstance(batch, (tuple, list)) or len(batch) not in (2, 3):
-        raise ValueError(
-            "`source` must have batches (images, labels) or (images, labels, weights). Received: "
-            f"{type(batch).__name__}."
-        )
-    return np.asarray(batch[1]["head"] if isinstance(batch[1], dict) else batch[1])
 
 
 def are_numbers(class_names: Sequence[str]) -> bool:

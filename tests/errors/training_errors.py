@@ -9,9 +9,10 @@ from training.teachers import batches_of, student_of, teacher_of
 
 import keras_vitx as kv
 from keras_vitx import training
-from keras_vitx.losses import PerHead, SmoothedCrossentropy, SoftDistillation
+from keras_vitx.losses import PerHead, SmoothedCrossentropy
 from keras_vitx.outputs import Outputs, outputs_of, task_of
 from keras_vitx.training import Distillation, Recipe
+from keras_vitx.training.classifier import Classifier
 from keras_vitx.training.prepare import match_head, set_similarity
 
 BACKEND_FREE = True
@@ -101,7 +102,7 @@ ERRORS = {
             OWN, fraction=0.5
         ),
         "`model` must have a classifier of the data's classes": lambda: match_head(
-            quantized(), ("up", "down")
+            Classifier.of(quantized()), ("up", "down")
         ),
         # evaluate
         "`split` must be ... Received: 'test'": lambda: evaluate(TRAIN, "test"),
@@ -155,7 +156,6 @@ ERRORS = {
         # Losses and their targets
         "'head'": lambda: PerHead({"head_dist": SmoothedCrossentropy()}),
         "'mse'": lambda: PerHead({"head": "mse"}),
-        "`temperature` ... Received: 0.0": lambda: SoftDistillation(0.0),
         # Teachers
         "`teacher` must be of type `Model`. Received: 'RegNetY'": lambda: Distillation("RegNetY"),
         "`teacher` must be a model": lambda: distil(distillation="hard"),

@@ -1,9 +1,12 @@
 """A small model, images and batches for the tests of training."""
 
+import contextlib
 import json
 
 import keras
 import numpy as np
+
+from keras_vitx.training import AverageWeights
 
 PREPROCESSING = {"mean": (0.5,), "std": (0.5,), "crop_ratio": 1.0, "interpolation": "bicubic"}
 
@@ -80,6 +83,16 @@ def crossentropy(model, images, labels):
 def softmax(x):
     x = np.exp(x - x.max(-1, keepdims=True))
     return x / x.sum(-1, keepdims=True)
+
+
+@contextlib.contextmanager
+def averaged(model):
+    """Between two epochs, when a model has the moving average of its weights."""
+    average = AverageWeights()
+    average.set_model(model)
+    average.on_epoch_end(0)
+    yield
+    average.on_epoch_begin(1)
 
 
 def run_of(output):

@@ -11,7 +11,7 @@ from harness import BACKEND
 
 import keras_vitx as kv
 from keras_vitx.training import Distillation, SmoothedCrossentropy, recipes
-from keras_vitx.training.prepare import make_optimizer
+from keras_vitx.training.optimizer import make_optimizer
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.skipif(BACKEND != "torch", reason="the peers are in PyTorch")

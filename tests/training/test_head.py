@@ -7,7 +7,8 @@ from harness import FAMILIES, array, numbers, randomize
 
 import keras_vitx as kv
 from keras_vitx.data.predictions import imagenet_classes
-from keras_vitx.training.prepare import heads_of, match_head
+from keras_vitx.training import prepare
+from keras_vitx.training.classifier import Classifier
 
 pytestmark = pytest.mark.backend_free
 NAMES, OTHERS = ("ant", "bee", "cat", "dog", "elk"), ("a", "b", "c", "d", "e")
@@ -17,6 +18,10 @@ HEADS = {
     "distilled": ("ViT", {"distillation_token": True}, 2),
     "dense": ("RefinedViT", {"dense_head": True}, 2),
 }
+
+
+def match_head(model, names):
+    return prepare.match_head(Classifier.of(model), names)
 
 
 def model_of(head="plain", names=NAMES):
@@ -33,15 +38,15 @@ def predict(model):
 
 def is_fresh(model):
     """Whether the classifiers, which `randomize` gave large weights, have small ones."""
-    kernels = [np.abs(array(layer.kernel)).max() for layer in heads_of(model)]
-    biases = [np.abs(array(layer.bias)).max() for layer in heads_of(model)]
+    kernels = [np.abs(array(layer.kernel)).max() for layer in Classifier.of(model).heads]
+    biases = [np.abs(array(layer.bias)).max() for layer in Classifier.of(model).heads]
     return 0 < max(kernels) < 0.1 and max(biases) == 0
 
 
 @pytest.mark.parametrize("head", HEADS)
 def test_other_names_permute_or_initialize_all_classifiers(head, caplog):
     model, order = model_of(head), [3, 1, 0, 4, 2]
-    assert len(heads_of(model)) == HEADS[head][-1]
+    assert len(Classifier.of(model).heads) == HEADS[head][-1]
     before, names = predict(model), tuple(NAMES[i] for i in order)
     assert match_head(model, names) == "permuted"
     np.testing.assert_allclose(predict(model), before[:, order], atol=1e-6)
@@ -112,7 +117,7 @@ def test_models_around_a_chain():
     outer = keras.Sequential([keras.Input((16, 16, 3)), keras.layers.Rescaling(1.0), inner])
     outer.class_names = NAMES
     assert match_head(outer, OTHERS) == "fresh"
-    assert heads_of(outer) == (inner.layers[-1],)
+    assert Classifier.of(outer).heads == (inner.layers[-1],)
 
 
 def test_fit_matches_the_head():

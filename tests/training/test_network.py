@@ -12,6 +12,10 @@ from keras_vitx.training.prepare import set_similarity
 IMAGES = numbers((8, 16, 16, 3))
 
 
+def layers_in(model):
+    return model.get_config()["layers"]
+
+
 def of_blocks(model, name):
     return [getattr(block, name, 0) for block in blocks(model)]
 
@@ -20,13 +24,13 @@ def of_blocks(model, name):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_as_if_built_with_that_rate(family):
     built, changed = (FAMILIES[family](drop_path=rate, name="model") for rate in (0.4, 0.0))
-    plain = changed.get_config()
+    plain = layers_in(changed)
     changed.set_drop_path(0.4, "constant" if family == "CaiT" else "linear")
     assert max(of_blocks(changed, "drop_path")) == 0.4
-    assert changed.get_config() == built.get_config()
+    assert layers_in(changed) == layers_in(built)
     assert len(changed.non_trainable_variables) == len(built.non_trainable_variables)
     built.set_drop_path(0.0)
-    assert built.get_config() == plain
+    assert layers_in(built) == plain
     assert not any(block.drop_path1.seed_generator for block in blocks(built))
     if family == "CaiT":  # Class attention is never dropped.
         model = FAMILIES[family](class_depth=2)
@@ -44,7 +48,7 @@ def test_similarity():
     set_similarity(model, 0.6, 2)
     assert of_blocks(model, "similarity") == [0, 0.3, 0.3, 0]
     built = FAMILIES["RefinedViT"](**arguments | {"similarity": 0.6, "similarity_depth": 2})
-    assert model.get_config() == built.get_config()
+    assert layers_in(model) == layers_in(built)
 
 
 @pytest.mark.backend_free

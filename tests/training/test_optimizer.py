@@ -6,8 +6,13 @@ from keras import ops
 
 from keras_vitx.training import AdamW, Recipe
 from keras_vitx.training.callbacks import AverageWeights
-from keras_vitx.training.optimizer import Muon, has_muon, optimizer_of
-from keras_vitx.training.prepare import make_optimizer, rate_factors
+from keras_vitx.training.optimizer import (
+    Muon,
+    has_muon,
+    make_optimizer,
+    optimizer_of,
+    rate_factors,
+)
 
 # Not decayed, and not matrices of the blocks.
 MIXES = {"proj_l", "proj_w", "reatten_matrix", "conv_exp", "conv_pro", "fc"}
