@@ -10,10 +10,9 @@ from keras_vitx.keras_internals import logits_of
 
 
 class _Crossentropy(keras.losses.Loss):
-    """A cross entropy with label smoothing; a subclass has its name and activation."""
+    """A cross entropy with label smoothing; a subclass has its name."""
 
     own_name: str
-    activation: str
 
     def __init__(
         self,
@@ -48,7 +47,6 @@ class SmoothedCrossentropy(_Crossentropy):
     """
 
     own_name = "smoothed_crossentropy"
-    activation = "softmax"
 
     def call(self, y_true, y_pred):
         return keras.losses.categorical_crossentropy(
@@ -78,7 +76,6 @@ class SigmoidCrossentropy(_Crossentropy):
     """
 
     own_name = "sigmoid_crossentropy"
-    activation = "sigmoid"
 
     def call(self, y_true, y_pred):
         logits = y_pred if self.from_logits else logits_of(y_pred)
@@ -108,8 +105,6 @@ class SoftDistillation(keras.losses.Loss):
         from_logits: Whether predictions are logits rather than probabilities.
         name: Name of the loss.
     """
-
-    activation = "softmax"
 
     def __init__(
         self,
@@ -197,6 +192,35 @@ def as_loss(loss: Any) -> keras.losses.Loss:
         )
     loss = keras.losses.get(losses[0])
     return loss if isinstance(loss, keras.losses.Loss) else FunctionLoss(loss)
+
+
+FUNCTIONS = {
+    keras.losses.sparse_categorical_crossentropy: keras.losses.SparseCategoricalCrossentropy,
+    keras.losses.categorical_crossentropy: keras.losses.CategoricalCrossentropy,
+    keras.losses.binary_crossentropy: keras.losses.BinaryCrossentropy,
+}
+OF_SOFTMAX = (
+    *(SmoothedCrossentropy, SoftDistillation),
+    *(keras.losses.SparseCategoricalCrossentropy, keras.losses.CategoricalCrossentropy),
+)
+OF_SIGMOID = (SigmoidCrossentropy, keras.losses.BinaryCrossentropy)
+
+
+def loss_of_logits(loss: Any, activation: str) -> keras.losses.Loss | None:
+    """Return the loss of logits that a compiled loss of their softmax or sigmoid is; or None.
+
+    Near 0 and 1, probabilities in float32 lose what their logits tell, and Keras clips them.
+    """
+    if isinstance(loss, PerHead):
+        losses = {name: loss_of_logits(each, activation) for name, each in loss.losses.items()}
+        return None if None in losses.values() else PerHead(losses, loss.weights)
+    loss = as_loss(loss)
+    if isinstance(loss, FunctionLoss) and loss.function in FUNCTIONS:
+        loss = FUNCTIONS[loss.function]()
+    kinds = {"softmax": OF_SOFTMAX, "sigmoid": OF_SIGMOID}[activation]
+    if type(loss) not in kinds or loss.from_logits:
+        return None
+    return type(loss).from_config({**loss.get_config(), "from_logits": True})
 
 
 def _deserialized(value):

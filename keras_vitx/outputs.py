@@ -19,6 +19,9 @@ KINDS: dict[Any, Kind] = {
     keras.ops.sigmoid: "sigmoid",
 }
 
+ACTIVATIONS = (keras.layers.Activation, keras.layers.Softmax)
+DENSE = (keras.layers.Dense, keras.layers.EinsumDense)
+
 
 class Outputs(NamedTuple):
     """The outputs of a classifier, `(batch, classes)`: logits or probabilities.
@@ -42,10 +45,10 @@ class Outputs(NamedTuple):
 def outputs_of(model: keras.Model) -> Outputs:
     """Return the kind and number of a classifier's outputs, read from its last layers.
 
-    A classifier is a `Dense`, a layer with the attributes `classes` and `activation`, or a nested
-    model that ends in one; `Activation` and `Softmax` layers may follow. Raises a ValueError if the
-    model ends in none, has other than one output `(batch, classes)`, or an activation other than
-    linear, softmax and sigmoid.
+    A classifier is a `Dense`, a layer with the attribute `classes`, which returns logits, or a
+    nested model that ends in one; `Activation` and `Softmax` layers may follow. Raises a ValueError
+    if the model ends in none, has other than one output `(batch, classes)`, or an activation other
+    than linear, softmax and sigmoid.
     """
     try:
         shape = model.output_shape
@@ -65,13 +68,11 @@ def outputs_of(model: keras.Model) -> Outputs:
             members = {outputs_of(keras.Model(*one)) for one in inputs}
             if len(members) == 1:
                 return members.pop()
-        follows = isinstance(layer, (keras.layers.Activation, keras.layers.Softmax))
-        classifies = isinstance(layer, (keras.layers.Dense, keras.layers.EinsumDense)) or (
-            hasattr(layer, "classes") and hasattr(layer, "activation")
-        )
+        follows, is_dense = isinstance(layer, ACTIVATIONS), isinstance(layer, DENSE)
+        classifies = is_dense or hasattr(layer, "classes")
         if not follows and not classifies:
             break
-        activation = layer if follows else layer.activation
+        activation = layer if follows else layer.activation if is_dense else None
         kind = kind_of(activation)
         if kind is None:
             name = getattr(activation, "__name__", activation)

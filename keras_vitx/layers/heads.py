@@ -1,20 +1,16 @@
 """Heads with several classifiers. They compute in float32 where others do in half precision."""
 
-from collections.abc import Callable
-
-import keras
-
 from keras_vitx.layers import ops
 from keras_vitx.layers.base import Layer, at_least_float32, register
 
 
 class MultiHead(Layer):
-    r"""Several classifiers of one image, combined into one prediction.
+    """Several classifiers of one image.
 
-    It returns the prediction $\phi(z)$, with $z$ the combined logits, in training, too; with
-    `by_head=True`, $\phi$ of the logits of each classifier, by name, for the training loss. A
-    subclass defines `logits_by_head(x)`; `prediction(logits)`, which combines them; `loss_weights`;
-    and `names`, as in the checkpoints, of which the first is `"head"`, the class token's.
+    It returns the combined logits, in training, too; with `by_head=True`, the logits of each
+    classifier, by name, for the training loss. A subclass defines `logits_by_head(x)`;
+    `combine(logits)`; `loss_weights`; and `names`, as in the checkpoints, of which the first is
+    `"head"`, the class token's.
     """
 
     names: tuple[str, ...] = ()
@@ -23,13 +19,11 @@ class MultiHead(Layer):
     def __init__(
         self,
         classes: int,
-        activation: str | Callable | None = None,
         initialization: str = "normal",
         **kwargs,
     ):
         super().__init__(**{**kwargs, "dtype": at_least_float32(kwargs.get("dtype"))})
         self.classes = classes
-        self.activation = activation
         self.initialization = initialization
 
     def build(self, input_shape):
@@ -37,10 +31,8 @@ class MultiHead(Layer):
             setattr(self, name, self.dense(self.classes, name, (None, input_shape[-1])))
 
     def call(self, x, by_head=False):
-        logits, activation = self.logits_by_head(x), keras.activations.get(self.activation)
-        if by_head:
-            return {name: activation(each) for name, each in logits.items()}
-        return activation(self.prediction(logits))
+        logits = self.logits_by_head(x)
+        return logits if by_head else self.combine(logits)
 
 
 @register
@@ -48,7 +40,7 @@ class DistilledHead(MultiHead):
     r"""DeiT's head: one classifier of the class token and one of the distillation token.
 
     DeiT (Touvron et al., 2021), Section 3. The logits are $z_0 = x_0 W_0 + b_0$ (`head`) and
-    $z_1 = x_1 W_1 + b_1$ (`head_dist`); the prediction is $y = \phi((z_0 + z_1) / 2)$. The training
+    $z_1 = x_1 W_1 + b_1$ (`head_dist`), combined $(z_0 + z_1) / 2$. The training
     loss is $\frac12 \mathrm{loss}(z_0, \text{label}) + \frac12 \mathrm{loss}(z_1,
     \text{teacher's label})$; without a teacher, both heads are trained on the label of the image.
 
@@ -57,7 +49,6 @@ class DistilledHead(MultiHead):
 
     Args:
         classes: Number of classes.
-        activation: $\phi$; None gives logits.
         initialization: Initial weights, as in `keras_vitx.layers.initializers`.
     """
 
@@ -70,7 +61,7 @@ class DistilledHead(MultiHead):
             "head_dist": self.run(self.head_dist, x[:, 1]),
         }
 
-    def prediction(self, logits):
+    def combine(self, logits):
         return (logits["head"] + logits["head_dist"]) / 2
 
 
@@ -79,7 +70,7 @@ class DenseHead(MultiHead):
     r"""Refined-ViT's dense head: one classifier of the class token and one of the patches.
 
     The logits are $z_0 = x_0 W + b$ (`head`) and $z_i = x_i W' + b'$ for each patch $i$
-    (`aux_head`); the prediction is $y = \phi(z_0 + \frac12 \max_i z_i)$. The training loss is that
+    (`aux_head`), combined $z_0 + \frac12 \max_i z_i$. The training loss is that
     of token labeling (Jiang et al., 2021), $\mathrm{loss}(z_0, \text{label}) + \frac12
     \mathrm{mean}_i \mathrm{loss}(z_i, \text{label}_i)$; without patch labels, every patch is
     trained on the label of the image.
@@ -89,7 +80,7 @@ class DenseHead(MultiHead):
     `(batch, patches, classes)`.
 
     Args:
-        classes, activation, initialization: As in `DistilledHead`.
+        classes, initialization: As in `DistilledHead`.
     """
 
     names = ("head", "aux_head")
@@ -98,5 +89,5 @@ class DenseHead(MultiHead):
     def logits_by_head(self, x):
         return {"head": self.run(self.head, x[:, 0]), "aux_head": self.run(self.aux_head, x[:, 1:])}
 
-    def prediction(self, logits):
+    def combine(self, logits):
         return logits["head"] + ops.max(logits["aux_head"], axis=1) / 2

@@ -92,7 +92,8 @@ class ModelArguments:
             a classifier, None means `"token"`, or `"avg"` if there is no class token.
         classes: Number of classes. If it is not given, it is that of the checkpoint. If it differs
             from the checkpoint's, all weights except the classifier's are loaded.
-        classifier_activation: Activation of the classifier; None returns logits.
+        classifier_activation: Activation of the classifier, a name, a function or a layer, which is
+            the last layer of the model; None returns logits.
         include_preprocessing: Whether the model takes pixels in 0..255 and begins with an
             `ImagePreprocessing` that normalizes them.
         input_tensor: A Keras tensor to use as the images.
@@ -118,7 +119,7 @@ class ModelArguments:
     input_shape: tuple[int, int, int] | None = None
     pooling: str | None = None
     classes: int = 1000
-    classifier_activation: str | Callable | None = "softmax"
+    classifier_activation: str | Callable | keras.layers.Layer | None = "softmax"
     include_preprocessing: bool = False
     input_tensor: Any = None
     name: str | None = None
@@ -130,18 +131,6 @@ class ModelArguments:
     def __post_init__(self):
         check_argument("pooling", self.pooling, Literal[TokenPooling.poolings] | None)
         check_counts(classes=self.classes)
-        if isinstance(self.classifier_activation, keras.layers.Layer):
-            raise ValueError(
-                "`classifier_activation` must be a name, such as 'softmax', or a function, "
-                f"not a layer. Received: {self.classifier_activation!r}."
-            )
-        try:
-            keras.activations.get(self.classifier_activation)
-        except (ValueError, TypeError) as error:
-            raise ValueError(
-                "`classifier_activation` must be None or an activation that Keras knows. "
-                f"Received: {self.classifier_activation!r}."
-            ) from error
 
     @property
     def pools_patches(self) -> bool:
@@ -247,7 +236,7 @@ class ModelArguments:
         dim: int = 1,
         num_register_tokens: int = 0,
     ) -> Layers:
-        """Return the layers after the last norm: pooling, a classifier, both or none.
+        """Return the layers after the last norm: pooling, a classifier with its activation, or none.
 
         The classifier runs in float32 also where the other layers run in half precision.
 
@@ -267,7 +256,11 @@ class ModelArguments:
             raise ValueError(
                 "`pooling` must be 'avg' or 'max': there is no class token. Received: 'token'."
             )
-        classes, activation = self.classes, self.classifier_activation
+        activation = [] if self.classifier_activation is None else [self.classifier_activation]
+        if activation and not isinstance(activation[0], keras.layers.Layer):
+            activation = [
+                keras.layers.Activation(activation[0], dtype=at_least_float32(), name="prediction")
+            ]
         if self.include_top and (num_class_tokens == 2 or dense_head):
             if self.pools_patches:
                 raise ValueError(
@@ -275,7 +268,7 @@ class ModelArguments:
                     f"(distillation_token, dense_head). Received: {self.pooling!r}."
                 )
             head = DenseHead if dense_head else DistilledHead
-            return [head(classes, activation, initialization, name="head")]
+            return [head(self.classes, initialization, name="head"), *activation]
         layers: Layers = []
         if self.include_top or self.pooling:
             pooling = self.pooling or ("token" if num_class_tokens else "avg")
@@ -283,11 +276,10 @@ class ModelArguments:
             layers.append(TokenPooling(pooling, prefix, name="pool"))
         if self.include_top:
             starts = initializers(initialization, dim)
-            layers.append(
-                keras.layers.Dense(
-                    classes, activation, dtype=at_least_float32(), name="head", **starts
-                )
+            dense = keras.layers.Dense(
+                self.classes, dtype=at_least_float32(), name="head", **starts
             )
+            layers += [dense, *activation]
         return layers
 
 

@@ -289,7 +289,7 @@ def _model(
         if file is not None:
             checkpoints.load(model, file, source.weights, network.strict)
     if is_filled and network.include_top and not model.head_loaded:
-        start_anew(sublayers(model.layers[-1]))
+        start_anew(sublayers(model.logit_layers[-1]))
     if tensor is None or is_input:
         return model
     inputs = sources[0] if len(sources) == 1 else sources

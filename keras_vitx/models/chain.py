@@ -26,7 +26,8 @@ from keras_vitx.layers.cait import ClassBlock
 from keras_vitx.layers.heads import MultiHead
 from keras_vitx.layers.preprocessing import ImagePreprocessing
 from keras_vitx.models import depth
-from keras_vitx.models.multi_head import MultiHeadTraining
+from keras_vitx.models.multi_head import MultiHeadTraining, StepImages
+from keras_vitx.outputs import ACTIVATIONS
 from keras_vitx.positions import Grid, resample
 from keras_vitx.preprocessing import Preprocessing
 
@@ -207,7 +208,7 @@ class Chain(MultiHeadTraining, ImageModel):
     Input: images `(batch, height, width, channels)`. Output: the output of the last layer.
     If that layer combines several heads (`DistilledHead`, `DenseHead`), `fit` and
     `train_on_batch` train each of them; see `compute_loss`. In a custom training loop,
-    `model(images, training=True, by_head=True)` returns the outputs of the heads by
+    `model(images, training=True, by_head=True)` returns the logits of the heads by
     name. Inside another model, the combined prediction is trained.
 
     As always in Keras, the argument `training` switches dropout, stochastic depth and
@@ -389,13 +390,28 @@ class Chain(MultiHeadTraining, ImageModel):
             x, grid = layer(x), grid_after(layer, grid)
         return self.from_config({**config, "input_shape": shape})
 
-    def call(self, inputs, training=None, mask=None, by_head=None):
-        if training and self.in_step:
-            return self.logits_in_step(inputs)
-        x, (*body, head) = self.as_images(inputs), self.layers
-        if training and by_head and isinstance(head, MultiHead):
-            return head(self.run(body, x, training), by_head=True)
-        return self.run(self.layers, x, training)
+    @property
+    def logit_layers(self) -> list[keras.layers.Layer]:
+        """The layers without the last one, if that is the activation of the classifier."""
+        *body, last = self.layers
+        return body if isinstance(last, ACTIVATIONS) else self.layers
+
+    @property
+    def heads(self) -> tuple[str, ...]:
+        """Names of the classifiers of a head that combines several; empty for another."""
+        head = self.logit_layers[-1]
+        return head.names if isinstance(head, MultiHead) else ()
+
+    def call(self, inputs, training=None, mask=None, by_head=False):
+        if isinstance(inputs, StepImages):
+            inputs, by_head = inputs.images, True
+        x = self.as_images(inputs)
+        if not by_head:
+            return self.run(self.layers, x, training)
+        if not self.heads:
+            return self.run(self.logit_layers, x, training)
+        *body, head = self.logit_layers
+        return head(self.run(body, x, training), by_head=True)
 
     def get_compile_config(self) -> dict[str, Any]:
         """Return the compile config, in a form that every backend can read."""

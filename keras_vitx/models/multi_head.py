@@ -1,53 +1,61 @@
-"""The training step of a `Chain`, of several heads and several labels.
-
-In a step of `fit`, the model returns the logits of every classifier by name; otherwise, one
-prediction.
-"""
+"""The training step of a `Chain`: losses get logits, of each classifier where there are several."""
 
 import contextlib
 import functools
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 from keras import ops
 
-from keras_vitx.layers.heads import MultiHead
 from keras_vitx.layers.ops import scalars_on_device
-from keras_vitx.losses import FunctionLoss, PerHead, as_loss
-from keras_vitx.outputs import kind_of
+from keras_vitx.losses import FunctionLoss, PerHead, as_loss, loss_of_logits
+from keras_vitx.outputs import ACTIVATIONS, kind_of
 from keras_vitx.pixels import unpacked
 
 
+class StepImages(NamedTuple):
+    """The images of a training step, for which a `Chain` returns logits, by head if it has several.
+
+    What a loss, a metric or a layer calls has other inputs, and gets the prediction.
+    """
+
+    images: Any
+
+
 class MultiHeadTraining:
-    """How a model with `layers` trains several heads; `Chain` inherits it."""
+    """How a `Chain` trains several heads; it inherits this."""
 
-    _step: contextlib.ExitStack | None = None
-
-    @property
-    def in_step(self) -> bool:
-        """Whether this is a step of `fit` or `train_on_batch`."""
-        return self._step is not None
+    _loss_factor = 1.0
 
     @functools.wraps(keras.Model.compile, assigned=())
-    def compile(self, optimizer="rmsprop", loss=None, loss_weights=None, *args, **kwargs):
+    def compile(
+        self, optimizer="rmsprop", loss=None, loss_weights=None, metrics=None, *args, **kwargs
+    ):
         """Compile as Keras does; losses and their weights may be dictionaries (`PerHead`).
 
         Their names are those of the heads, or of the labels: `loss={"head": ..., "head_dist":
-        ...}, loss_weights={"head": 0.5, "head_dist": 0.5}`.
+        ...}, loss_weights={"head": 0.5, "head_dist": 0.5}`. Metrics are those of `"head"`.
 
         Raises:
-            ValueError: if `loss_weights` is not a dictionary, or `loss` has none for `"head"`.
+            ValueError: if a name is unknown, or `loss` has none for `"head"`.
         """
-        if loss_weights is not None and not isinstance(loss_weights, Mapping):
-            raise ValueError(
-                "`loss_weights` must be None or a dictionary by the names of the losses, as in "
-                f"`PerHead`. Received: {loss_weights!r}."
-            )
-        if isinstance(loss, Mapping) or loss_weights is not None:
+        if isinstance(loss, Mapping) or isinstance(loss_weights, Mapping):
             losses = loss if isinstance(loss, Mapping) else {"head": loss}
             loss = PerHead({name: as_loss(each) for name, each in losses.items()}, loss_weights)
-        super().compile(optimizer, loss, None, *args, **kwargs)
+            loss_weights = None
+        if isinstance(loss, PerHead):
+            known = self.heads or tuple(loss.losses)
+            for argument, names in (("loss", loss.losses), ("loss_weights", loss.weights)):
+                if not set(names) <= set(known):
+                    raise ValueError(
+                        f"`{argument}` must have the names {', '.join(map(repr, known))}. "
+                        f"Received: {', '.join(map(repr, names))}."
+                    )
+        if isinstance(metrics, Mapping) and set(metrics) == {"head"}:
+            metrics = metrics["head"]
+        super().compile(optimizer, loss, loss_weights, metrics, *args, **kwargs)
+        self._loss_factor = 1.0 if loss_weights is None else keras.tree.flatten(loss_weights)[0]
         optimizer = getattr(self.optimizer, "inner_optimizer", self.optimizer)
         if hasattr(optimizer, "statistics") and optimizer.use_ema:
             statistics = [v for v in self.non_trainable_variables if v.name.startswith("moving_")]
@@ -65,23 +73,21 @@ class MultiHeadTraining:
             return super().fit(x, *args, **kwargs)
 
     def train_step(self, *args):
-        """Run a step of `fit` or `train_on_batch`, in which `call` returns logits by head.
+        """Run a step of `fit` or `train_on_batch`, whose losses get logits.
 
-        Unless a subclass has a `call`, `compute_loss` or `compute_metrics` of its own, and labels
-        are no dictionary: as in any Keras model, it then gets the prediction, which is trained.
+        In a subclass with a `call`, `compute_loss` or `compute_metrics` of its own they get the
+        prediction, as in any Keras model.
         """
         # The batch is the last argument; under JAX, the state comes before it.
         *state, batch = args
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
         x = unpacked(x)
+        if self._has_own_methods():
+            x = StepImages(keras.tree.flatten(x)[0])
         if not self.optimizer.built:  # Averages begin with the statistics before the step.
             self.optimizer.build(self.trainable_variables)
-        try:
-            with contextlib.ExitStack() as step:
-                self._step = step if isinstance(y, dict) or self._is_own_step() else None
-                result = super().train_step(*state, (x, y, sample_weight))
-        finally:
-            self._step = None
+        with scalars_on_device():
+            result = super().train_step(*state, (x, y, sample_weight))
         optimizer = getattr(self.optimizer, "inner_optimizer", self.optimizer)
         if state and getattr(optimizer, "averages", ()):
             logs, (trainable, others, values, metrics) = result
@@ -95,25 +101,10 @@ class MultiHeadTraining:
             optimizer.average_statistics()
         return result
 
-    def _is_own_step(self) -> bool:
+    def _has_own_methods(self) -> bool:
         """Return whether the methods of a step are those of this package, not a subclass's."""
-        methods = (getattr(self, name) for name in ("call", "compute_loss", "compute_metrics"))
+        methods = (self.call, self.compute_loss, self.compute_metrics)
         return all(one.__module__.startswith("keras_vitx.") for one in methods)
-
-    def logits_in_step(self, inputs: Any) -> dict[str, Any]:
-        """Return the logits of each head by name."""
-        x, (*body, head) = self.as_images(inputs), self.layers
-        x = self.run(body, x, True)
-        activation, is_several = getattr(head, "activation", None), isinstance(head, MultiHead)
-        if not is_several and kind_of(activation) in (None, "logits"):
-            return {"head": self.run([head], x, True)}
-        head.activation = keras.activations.linear
-        try:
-            if is_several:
-                return head(x, by_head=True)
-            return {"head": self.run([head], x, True)}
-        finally:
-            head.activation = activation
 
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
         """Return the compiled loss; in training, the weighted sum of the losses of all heads.
@@ -124,17 +115,9 @@ class MultiHeadTraining:
         (`PerHead`). Others raise a ValueError.
         """
         labels, weights = self._by_name(y), self._by_name(sample_weight)
-        head, loss = self.layers[-1], self.loss
-        outputs = y_pred if isinstance(y_pred, dict) else {"head": y_pred}
-        if self.in_step:
-            # For the rest of the step: the loss, the metrics and the optimizer.
-            self._step.enter_context(scalars_on_device())
-            activation = _activation_of(head)
-            # Near 0 and 1, probabilities in float32 lose what their logits tell.
-            loss = _of_logits(loss, kind_of(activation))
-            if loss is None:
-                loss = self.loss
-                outputs = {name: activation(output) for name, output in outputs.items()}
+        loss, outputs = self.loss, {"head": y_pred}
+        if isinstance(x, StepImages):
+            loss, outputs = self._of_logits(y_pred)
         is_plain = len(outputs) == 1 and (len(labels) == 1 or not training)
         if loss is None or (is_plain and loss is self.loss):
             return super().compute_loss(
@@ -150,15 +133,16 @@ class MultiHeadTraining:
                     f"losses for {sorted(loss.losses)}."
                 )
             outputs = dict.fromkeys(labels, outputs["head"])
-        factors = {**getattr(head, "loss_weights", {}), **loss.weights}
-        total = 0.0
+        own = self.logit_layers[-1].loss_weights if self.heads else {}
+        factors, total = {**own, **loss.weights}, 0.0
         for name, output in outputs.items():
             compare = loss.losses.get(name, loss.losses["head"])
             label = labels[name] if name in labels else _per_output(labels["head"], output)
             weight = weights.get(name, weights["head"])
             if weight is not None and len(weight.shape) == 1:
                 weight = _per_output(weight, output)
-            total = total + factors.get(name, 1.0) * compare(label, output, weight)
+            factor = self._loss_factor * factors.get(name, 1.0)
+            total = total + factor * compare(label, output, weight)
         for added in self.losses:
             # A loss scales by the number of replicas, as mirrored strategies expect.
             total = total + FunctionLoss(lambda _, loss: loss)(added, ops.sum(added))
@@ -166,42 +150,39 @@ class MultiHeadTraining:
 
     def compute_metrics(self, x, y, y_pred, sample_weight=None):
         """Update the metrics of `"head"`."""
-        label = self._by_name(y)["head"]
-        if isinstance(y_pred, dict):
-            y_pred = y_pred["head"]
-        if self.in_step:
-            y_pred = _activation_of(self.layers[-1])(y_pred)
-        return super().compute_metrics(x, label, y_pred, self._by_name(sample_weight)["head"])
+        if isinstance(x, StepImages):
+            y_pred = self._activation(_by_head(y_pred)["head"])
+        label, weight = self._by_name(y)["head"], self._by_name(sample_weight)["head"]
+        return super().compute_metrics(x, label, y_pred, weight)
+
+    def _activation(self, logits: Any) -> Any:
+        last = self.layers[-1]
+        return last(logits) if isinstance(last, ACTIVATIONS) else logits
+
+    def _of_logits(self, logits: Any) -> tuple[Any, dict[str, Any]]:
+        """Return the compiled loss and what it compares: logits if it can, or predictions."""
+        outputs, kind = _by_head(logits), "logits"
+        if isinstance(self.layers[-1], ACTIVATIONS):
+            kind = kind_of(self.layers[-1])
+        if kind in ("softmax", "sigmoid") and (loss := loss_of_logits(self.loss, kind)):
+            return loss, outputs
+        return self.loss, {name: self._activation(each) for name, each in outputs.items()}
 
     def _by_name(self, values: Any) -> dict[str, Any]:
         """Return labels or sample weights by name."""
         if not isinstance(values, dict):
             return {"head": values}
-        names = getattr(self.layers[-1], "names", None)
-        if "head" not in values or (names and not set(values) <= set(names)):
+        if "head" not in values or (self.heads and not set(values) <= set(self.heads)):
             raise ValueError(
                 "A dictionary of labels or sample weights must have 'head', and no names but "
-                f"{', '.join(map(repr, names or ['those of the losses']))}. "
+                f"{', '.join(map(repr, self.heads or ['those of the losses']))}. "
                 f"Received: {sorted(values)}."
             )
         return values
 
 
-def _of_logits(loss: Any, activation: str | None) -> keras.losses.Loss | None:
-    """Return a loss of probabilities as the same one of logits, or None."""
-    if isinstance(loss, PerHead):
-        losses = {name: _of_logits(each, activation) for name, each in loss.losses.items()}
-        return None if None in losses.values() else PerHead(losses, loss.weights)
-    if getattr(loss, "activation", None) != activation or loss.from_logits:
-        return None
-    return type(loss).from_config({**loss.get_config(), "from_logits": True})
-
-
-def _activation_of(head: keras.layers.Layer) -> Any:
-    """Return the activation that the outputs in a step lack."""
-    activation = keras.activations.get(getattr(head, "activation", None))
-    is_left_out = isinstance(head, MultiHead) or kind_of(activation) is not None
-    return activation if is_left_out else keras.activations.linear
+def _by_head(logits: Any) -> dict[str, Any]:
+    return logits if isinstance(logits, dict) else {"head": logits}
 
 
 def _per_output(values, output):

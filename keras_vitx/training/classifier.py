@@ -7,7 +7,7 @@ import keras
 
 from keras_vitx.keras_internals import compile_arguments, sublayers
 from keras_vitx.layers.block import Block
-from keras_vitx.outputs import Outputs, class_names_of, layers_of, outputs_of
+from keras_vitx.outputs import ACTIVATIONS, Outputs, class_names_of, layers_of, outputs_of
 from keras_vitx.training.optimizer import OPTIMIZER
 
 
@@ -46,8 +46,7 @@ class Classifier:
 
 def _heads(model, layers):
     """Return the Dense layers with one output per class in the last layer before an activation."""
-    activations = (keras.layers.Activation, keras.layers.Softmax)
-    last = next(layer for layer in reversed(layers) if not isinstance(layer, activations))
+    last = next(layer for layer in reversed(layers) if not isinstance(layer, ACTIVATIONS))
     parts = sublayers(last) if isinstance(last, keras.layers.Layer) else []
     classes = model.output_shape[-1]
     return tuple(x for x in parts if isinstance(x, keras.layers.Dense) and x.units == classes)

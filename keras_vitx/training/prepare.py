@@ -13,7 +13,7 @@ from keras_vitx.keras_internals import sublayers
 from keras_vitx.layers.block import Block
 from keras_vitx.layers.sharing import SharedMapsBlock
 from keras_vitx.losses import PerHead
-from keras_vitx.outputs import class_names_of, is_chain
+from keras_vitx.outputs import ACTIVATIONS, class_names_of, is_chain
 from keras_vitx.preprocessing import ModelInput
 from keras_vitx.training.classifier import Classifier
 from keras_vitx.training.evaluate import Evaluator
@@ -80,7 +80,7 @@ def set_similarity(model: keras.Model, weight: float, depth: int) -> None:
 def set_precision(model: keras.Model, precision: Precision) -> None:
     """Set the precision in which `model` computes; its variables stay in float32.
 
-    The last layer, the classifier, also computes in float32.
+    The classifier and its activation also compute in float32.
 
     Args:
         model: A model, changed in place.
@@ -92,7 +92,8 @@ def set_precision(model: keras.Model, precision: Precision) -> None:
     precisions = typing.get_args(Precision)
     if precision not in precisions:
         raise ValueError(f"`precision` must be one of {precisions}. Received: {precision!r}.")
-    classifier = set(map(id, sublayers(model.layers[-1])))
+    index = -2 if isinstance(model.layers[-1], ACTIVATIONS) else -1
+    classifier = {id(one) for layer in model.layers[index:] for one in sublayers(layer)}
     layers = [layer for layer in sublayers(model) if id(layer) not in classifier]
     # A quantized layer stays so: its policy is `int8_from_float32`.
     schemes = ["".join(layer.dtype_policy.name.rpartition("_from_")[:2]) for layer in layers]

@@ -12,7 +12,7 @@ import numpy as np
 from keras_vitx.checks import PositiveFloat, Probability, check_fields
 from keras_vitx.data.images import normalize
 from keras_vitx.losses import PerHead, SmoothedCrossentropy, SoftDistillation
-from keras_vitx.outputs import described, outputs_of
+from keras_vitx.outputs import described, is_chain, outputs_of
 from keras_vitx.preprocessing import ModelInput, Preprocessing
 from keras_vitx.training.batches import BatchTransform
 
@@ -136,23 +136,18 @@ def _label_name(student: keras.Model) -> str:
     """Return the name of a student's targets: its distillation head, or `"teacher"`."""
     if outputs_of(student).kind == "sigmoid":
         raise ValueError("`student` must return logits or a softmax. Received: a sigmoid.")
-    if not hasattr(student, "token_layout"):
+    if not is_chain(student):
         raise ValueError(
             "`student` must accept several labels per image: a `Chain`, as from "
             f"`keras_vitx.as_chain`. Received: {described(student)}."
         )
-    heads = _heads_of(student)
+    heads = student.heads
     if "aux_head" in heads:
         raise ValueError(
             "`student` must have one classifier, or one each for the class and the "
             f"distillation token. Received: the classifiers {', '.join(heads)}."
         )
     return "head_dist" if "head_dist" in heads else "teacher"
-
-
-def _heads_of(model: keras.Model) -> tuple[str, ...]:
-    """Return the names of the classifiers of a last layer that has several."""
-    return tuple(getattr(model.layers[-1], "names", ()))
 
 
 def _preparation(inputs: ModelInput, teacher: keras.Model) -> Callable[[Any], Any]:

@@ -147,7 +147,7 @@ def test_mixed_precision_is_folded_in_one_precision(name):
 @pytest.mark.backend_free
 def test_lora_is_merged():
     model = FAMILIES["CaiT"](layer_scale=0.5)
-    for layer in (model.blocks[0].attention.qkv, model.blocks[0].mlp.fc2, model.layers[-1]):
+    for layer in (model.blocks[0].attention.qkv, model.blocks[0].mlp.fc2, model.get_layer("head")):
         layer.enable_lora(2)
     model.get_layer("patch_embed").proj.enable_lora(2)
     fused = fused_equally(model)

@@ -190,8 +190,8 @@ ROWS = {
     "PatchMap": (lambda: PatchMap((2, 2)), TOKENS),
     "TokenPooling/avg": lambda: kvl.TokenPooling("avg", num_prefix_tokens=2),
     "TokenPooling/max": lambda: kvl.TokenPooling("max", num_prefix_tokens=0),
-    "DistilledHead/softmax": lambda: kvl.DistilledHead(3, activation="softmax"),
-    "DenseHead/softmax": lambda: kvl.DenseHead(3, activation="softmax"),
+    "DistilledHead/three": lambda: kvl.DistilledHead(3),
+    "DenseHead/three": lambda: kvl.DenseHead(3),
     "Block/talking": lambda: kvl.Block(
         kvl.TalkingHeadsAttention(2, dropout=0.1),
         kvl.MLP(2, dropout=0.1),

@@ -296,14 +296,12 @@ def _(layer: PatchMap, x, training=False):
 
 @plain.register
 def _(layer: kvl.DistilledHead, x, training=False):
-    y = (dense(layer.head, x[:, 0]) + dense(layer.head_dist, x[:, 1])) / 2
-    return softmax(y) if layer.activation else y
+    return (dense(layer.head, x[:, 0]) + dense(layer.head_dist, x[:, 1])) / 2
 
 
 @plain.register
 def _(layer: kvl.DenseHead, x, training=False):
-    y = dense(layer.head, x[:, 0]) + dense(layer.aux_head, x[:, 1:]).max(1) / 2
-    return softmax(y) if layer.activation else y
+    return dense(layer.head, x[:, 0]) + dense(layer.aux_head, x[:, 1:]).max(1) / 2
 
 
 # Attention.

@@ -40,10 +40,6 @@ WRONG = {
     "`classes` must be ... Received: 0": {"classes": 0},
     "`classes` must be ... Received: True": {"classes": True},
     "`pooling` must be ... Received: 'foo'": {"pooling": "foo"},
-    "`classifier_activation` must be ... Received: 'foo'": {"classifier_activation": "foo"},
-    "`classifier_activation` must be ... 'softmax', ... not a layer. Received: <Softmax ": {
-        "classifier_activation": keras.layers.Softmax()
-    },
     "weights='foo' is neither a file": {"weights": "foo"},
     "`patch_size` must be ... Received: 0": {"patch_size": 0},
     "`rate` must be in [0, 1). Received: rate=1.0": {"drop_path": 1.0},

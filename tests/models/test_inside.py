@@ -134,7 +134,7 @@ def test_dtype_is_that_of_all_layers():
 def test_a_head_obeys_its_activation(arguments):
     model = FAMILIES["ViT"](**arguments)
     assert array(model(IMAGES)).sum(-1) == pytest.approx(1)
-    model.layers[-1].activation = keras.activations.linear
+    model.layers[-1].activation = keras.activations.linear  # The last layer is the activation.
     logits = array(model(IMAGES))
     assert np.abs(logits.sum(-1) - 1).max() > 1e-3
     twin = type(model).from_config(model.get_config())

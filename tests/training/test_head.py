@@ -103,8 +103,8 @@ def test_loaded_weights(tmp_path):
 
 def test_lora_on_the_head():
     model = model_of()
-    model.layers[-1].enable_lora(5)
-    model.layers[-1].lora_kernel_b.assign(numbers((5, 5)))
+    model.get_layer("head").enable_lora(5)
+    model.get_layer("head").lora_kernel_b.assign(numbers((5, 5)))
     before = predict(model)
     assert match_head(model, NAMES[::-1]) == "permuted"
     np.testing.assert_allclose(predict(model), before[:, ::-1], atol=1e-6)
@@ -117,7 +117,7 @@ def test_models_around_a_chain():
     outer = keras.Sequential([keras.Input((16, 16, 3)), keras.layers.Rescaling(1.0), inner])
     outer.class_names = NAMES
     assert match_head(outer, OTHERS) == "fresh"
-    assert Classifier.of(outer).heads == (inner.layers[-1],)
+    assert Classifier.of(outer).heads == (inner.get_layer("head"),)
 
 
 def test_fit_matches_the_head():
@@ -125,5 +125,5 @@ def test_fit_matches_the_head():
     model = model_of()
     changes = {"epochs": 1, "batch_size": 10, "warmup_epochs": 0, "learning_rate": 1e-6}
     kv.fit(model, (images, np.arange(20) % 5), **changes)
-    assert np.abs(array(model.layers[-1].kernel)).max() < 0.1
+    assert np.abs(array(model.get_layer("head").kernel)).max() < 0.1
     assert model.class_names == tuple("01234")

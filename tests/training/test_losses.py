@@ -51,7 +51,7 @@ def test_a_sigmoid_head_trains_on_logits(head):
         model = tiny(kv.ViT)(classes=3, classifier_activation="sigmoid")
     else:
         model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, "sigmoid")])
-    layer, before = model.layers[-1], np.array([40.0, -40.0, 20.0])
+    layer, before = model.layers[-2 if head == "chain" else -1], np.array([40.0, -40.0, 20.0])
     layer.kernel.assign(np.zeros(layer.kernel.shape))
     layer.bias.assign(before)
     model.compile(keras.optimizers.SGD(3.0), SigmoidCrossentropy(), metrics=["binary_accuracy"])
