@@ -47,10 +47,10 @@ SHARED = dict(inspect.signature(ModelArguments).parameters)
 """The arguments that all families share."""
 
 OF_SIZES = (
-    *("include_top", "weights", "input_shape", "pooling", "classes"),
-    *("classifier_activation", "include_preprocessing", "input_tensor", "name"),
+    *("include_top", "weights", "input_tensor", "input_shape", "pooling", "classes"),
+    *("classifier_activation", "name", "include_preprocessing"),
 )
-"""The arguments in the signature of a size: those of keras.applications, in order."""
+"""The arguments in the signature of a size: those of keras.applications, in order, and one more."""
 
 OTHER_WORDS = {
     "num_classes": "`classes`",

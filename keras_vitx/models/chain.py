@@ -403,7 +403,7 @@ class Chain(MultiHeadTraining, ImageModel):
         return head.names if isinstance(head, MultiHead) else ()
 
     def call(self, inputs, training=None, mask=None, by_head=False):
-        if isinstance(inputs, StepImages):
+        if isinstance(inputs, StepImages):  # Keras calls this directly under JAX.
             inputs, by_head = inputs.images, True
         x = self.as_images(inputs)
         if not by_head:

@@ -17,10 +17,11 @@ from keras_vitx.pixels import unpacked
 class StepImages(NamedTuple):
     """The images of a training step, for which a `Chain` returns logits, by head if it has several.
 
-    What a loss, a metric or a layer calls has other inputs, and gets the prediction.
+    A loss, a metric or a layer that calls the model has other images, and gets the prediction.
     """
 
     images: Any
+    rest: contextlib.ExitStack  # Contexts of the step after the forward pass.
 
 
 class MultiHeadTraining:
@@ -62,6 +63,8 @@ class MultiHeadTraining:
             optimizer.statistics = lambda: statistics
 
     def __call__(self, inputs, *args, **kwargs):
+        if isinstance(inputs, StepImages):
+            return super().__call__(inputs.images, *args, by_head=True, **kwargs)
         # Before Keras compares the names of inputs.
         return super().__call__(unpacked(inputs), *args, **kwargs)
 
@@ -81,12 +84,12 @@ class MultiHeadTraining:
         # The batch is the last argument; under JAX, the state comes before it.
         *state, batch = args
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
-        x = unpacked(x)
-        if self._has_own_methods():
-            x = StepImages(keras.tree.flatten(x)[0])
         if not self.optimizer.built:  # Averages begin with the statistics before the step.
             self.optimizer.build(self.trainable_variables)
-        with scalars_on_device():
+        with contextlib.ExitStack() as rest:
+            x = unpacked(x)
+            if self._has_own_methods():
+                x = StepImages(keras.tree.flatten(x)[0], rest)
             result = super().train_step(*state, (x, y, sample_weight))
         optimizer = getattr(self.optimizer, "inner_optimizer", self.optimizer)
         if state and getattr(optimizer, "averages", ()):
@@ -117,6 +120,7 @@ class MultiHeadTraining:
         labels, weights = self._by_name(y), self._by_name(sample_weight)
         loss, outputs = self.loss, {"head": y_pred}
         if isinstance(x, StepImages):
+            x.rest.enter_context(scalars_on_device())
             loss, outputs = self._of_logits(y_pred)
         is_plain = len(outputs) == 1 and (len(labels) == 1 or not training)
         if loss is None or (is_plain and loss is self.loss):

@@ -18,8 +18,8 @@ from keras_vitx.weights import names
 from keras_vitx.weights.names import Row, Table
 
 KERAS_ORDER = (
-    *("include_top", "weights", "input_shape", "pooling", "classes"),
-    *("classifier_activation", "include_preprocessing", "input_tensor", "name"),
+    *("include_top", "weights", "input_tensor", "input_shape", "pooling", "classes"),
+    *("classifier_activation", "name", "include_preprocessing"),
 )
 IMAGES = numbers((2, 16, 16, 3))
 pytestmark = pytest.mark.backend_free
