@@ -66,7 +66,7 @@ def test_numpy_numbers(family, tmp_path):
 
 
 def test_arguments_by_position():
-    model = kv.CaiT_Mini(False, None, (16, 16, 3), "avg", depth=1)
+    model = kv.CaiT_Mini(False, None, None, (16, 16, 3), "avg", depth=1)
     assert model.output_shape == (None, 96)
     model = kv.ViT(8, 1, 2, 2.0, input_shape=(16, 16, 3), patch_size=8, classes=3)
     assert model.get_layer("blocks_0").mlp.mlp_ratio == 2.0
