@@ -2,7 +2,7 @@
 
 import contextlib
 import contextvars
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from numbers import Real
 
 import keras
@@ -38,7 +38,7 @@ class Normal(keras.initializers.RandomNormal):
     """
 
     def __call__(self, shape, dtype=None):
-        drawn = _drawn(self.seed, "standard_normal", shape)
+        drawn = _drawn(np.random.default_rng(self.seed).standard_normal, shape)
         return keras.ops.convert_to_tensor(self.mean + self.stddev * drawn, dtype)
 
 
@@ -47,14 +47,12 @@ class Uniform(keras.initializers.RandomUniform):
     """Keras's `RandomUniform`, drawn by NumPy as in `Normal`."""
 
     def __call__(self, shape, dtype=None):
-        drawn = _drawn(self.seed, "random", shape)
+        drawn = _drawn(np.random.default_rng(self.seed).random, shape)
         return keras.ops.convert_to_tensor(self.minval + (self.maxval - self.minval) * drawn, dtype)
 
 
-def _drawn(seed: int, method: str, shape: Sequence[int]) -> np.ndarray:
-    if not _DRAWS.get():
-        return np.zeros(shape, "float32")
-    return getattr(np.random.default_rng(seed), method)(shape, "float32")
+def _drawn(draw: Callable[..., np.ndarray], shape: Sequence[int]) -> np.ndarray:
+    return draw(shape, "float32") if _DRAWS.get() else np.zeros(shape, "float32")
 
 
 def normal(stddev: float = 0.02) -> keras.initializers.Initializer:

@@ -3,10 +3,7 @@
 import base64
 import json
 import re
-import shutil
-import subprocess
 import zlib
-from html import unescape
 
 import numpy as np
 import pytest
@@ -17,7 +14,6 @@ import keras_vitx as kv
 from keras_vitx.analysis import explore, measure, trace
 from keras_vitx.analysis.page import quantize, weights
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
 PICTURES = np.random.default_rng(0).integers(0, 256, (2, 24, 20, 3), "uint8")
 
 
@@ -135,101 +131,3 @@ def test_sums_are_those_of_the_maps_that_were_not_rounded():
 def test_tokens_before_the_patches_have_names(family, arguments, expected, tmp_path):
     metadata, _ = read(explore(FAMILIES[family](**arguments), PICTURES, tmp_path / "page.html"))
     assert metadata["blocks"][0]["prefix"] == expected
-
-
-# Errors of the page; then a visit to every control, and the weights that it shows.
-LISTENER = """<script>
-window.errors = [];
-addEventListener("error", (event) => errors.push(event.message));
-addEventListener("unhandledrejection", (event) => errors.push(String(event.reason)));
-addEventListener("securitypolicyviolation", (event) => errors.push(event.blockedURI));
-</script>"""
-VISIT = """<script>
-(async () => {
-  const pause = () => new Promise((done) => setTimeout(done, 50));
-  while (document.documentElement.dataset.ready !== "true") await pause();
-  const found = {};
-  const press = (key, target = document.body) =>
-    target.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true }));
-  const readout = async () => { await pause(); drawNow(); return element("readout").textContent; };
-  const canvas = document.querySelector("#panes canvas");
-  const box = canvas.getBoundingClientRect();
-  const at = (x, y) =>
-    ({ clientX: box.x + x * box.width, clientY: box.y + y * box.height, bubbles: true });
-  canvas.dispatchEvent(new MouseEvent("click", at(0.9, 0.1)));
-  found.clicked = await readout();
-  found.before = [...weights(shown[0], "before", 1)];
-  found.after = [...weights(shown[0], "after", 1)];
-  found.sum = sumOf(shown[0], "after", 1);
-  press("ArrowDown", canvas);
-  found.arrow = await readout();
-  const touch = { ...at(0.1, 0.9), pointerType: "touch" };
-  canvas.dispatchEvent(new PointerEvent("pointermove", touch));
-  found.touched = await readout();
-  press("b"); press("h");
-  found.keys = await readout();
-  press("c");
-  found.token = await readout();
-  found.row = [...weights(shown[3], "after", 0)];
-  press("i");
-  await pause();
-  found.image = state.image;
-  document.querySelectorAll("#sheet canvas")[0].click();
-  found.tile = await readout();
-  const paper = () => getComputedStyle(document.body).backgroundColor;
-  const before = paper();
-  element("theme").click();
-  found.papers = [before, paper()];
-  element("stage").children[2].click();
-  found.stage = state.stage;
-  await pause();
-  found.errors = errors;
-  document.body.append(make("pre", { id: "found", textContent: JSON.stringify(found) }));
-})();
-</script>"""
-
-
-def opened(path):
-    """Return what Chromium makes of a page."""
-    command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"]
-    command += [f"--user-data-dir={path.parent / 'profile'}", "--virtual-time-budget=20000"]
-    return subprocess.check_output([*command, path.as_uri()], text=True, timeout=120)
-
-
-@pytest.mark.backend_free
-@pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
-def test_a_measure_without_numbers_has_no_chart(tmp_path):
-    """The similarity of heads, for one head: its scale had no end."""
-    page = opened(explore(FAMILIES["ViT"](num_heads=1), PICTURES, tmp_path / "page.html"))
-    assert 'data-ready="true"' in page and "<h3>Entropy</h3>" in page
-    assert "<h3>Similarity of heads</h3>" not in page
-
-
-@pytest.mark.backend_free
-@pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
-def test_mouse_and_keys(tmp_path):
-    model = randomized("CaiT")
-    path = explore(model, PICTURES, tmp_path / "page.html")
-    page = path.read_text("utf-8").replace("<title>", LISTENER + "<title>")
-    path.write_text(page.replace("</body>", VISIT + "</body>"), "utf-8")
-    found = json.loads(unescape(re.search(r'<pre id="found">(.*)</pre>', opened(path))[1]))
-    assert found["errors"] == []
-    for name, words in {
-        "clicked": "Block 0 (blocks_0), mean; the query is the patch in row 1, column 2.",
-        "arrow": "row 2, column 2.",
-        "touched": "row 2, column 1.",
-        "keys": "Block 1 (blocks_1), head 0;",
-        "token": "Block 3 (blocks_token_only_0), head 0; the query is the class",
-        "tile": "Block 0 (blocks_0), mean; the query is the patch",
-    }.items():
-        assert words in found[name], name
-    assert found["image"] == 1 and found["stage"] == "change" and len({*found["papers"]}) == 2
-    images = kv.preprocess_input(PICTURES[:1], model)
-    first, _, _, last, *_ = trace(model, images)
-    for name, expected in (
-        ("before", first.softmax[0, 1, 1]),
-        ("after", first.maps[0, 1, 1]),
-        ("row", last.maps[0, 0, 0]),
-    ):
-        assert np.abs(found[name] - expected).max() <= np.ptp(expected) / 94 + 1e-5
-    assert found["sum"] == pytest.approx(first.maps[0, 1, 1].sum(), abs=1e-6)

@@ -1,7 +1,5 @@
 """Each figure is drawn, and shows what it should, for results that are told apart by eye."""
 
-import sys
-
 import keras
 import numpy as np
 import pytest
@@ -68,24 +66,6 @@ def test_measures_by_block(results, drawn):
     ((axis,),) = drawn(analysis.plot_by_block, results, "entropy", label="nats")
     np.testing.assert_allclose(curves(axis)["log T"], np.log([5, 5, 5]), rtol=1e-6)
     assert axis.get_ylabel() == "nats"
-
-
-def test_measures_by_block_over_epochs(results, drawn):
-    """CaiT's Figure 4 over epochs, from the rows that the callback writes."""
-    names = ["attention_branch", "mlp_branch"]
-    watch = analysis.MeasureDuringTraining(IMAGES, measures=[*names, "entropy"])
-    model = FAMILIES["ViT"](depth=3)
-    model.compile("adam", "sparse_categorical_crossentropy")
-    model.fit(IMAGES, np.array([0, 1]), epochs=2, callbacks=[watch], verbose=0)
-    epochs = analysis.results_by_epoch(watch.rows)
-    now = analysis.measure(model, IMAGES, "entropy")["entropy"]
-    assert len(epochs) == 3 and list(epochs[-1]["entropy"]) == list(now)
-    np.testing.assert_allclose(list(epochs[-1]["entropy"].values()), list(now.values()), 1e-5)
-    ((attention, mlp),) = drawn(analysis.plot_by_block, {"a": epochs, "b": results["ViT"]}, names)
-    assert len(attention.lines) == len(mlp.lines) == 4
-    shades = [line.get_alpha() for line in mlp.lines]
-    assert shades == pytest.approx([0.2 + 0.8 * i / 3 for i in (1, 2, 3)] + [1])
-    np.testing.assert_allclose(curves(mlp)["b"], means(results["ViT"]["mlp_branch"]), rtol=1e-6)
 
 
 def test_curves(drawn):
@@ -175,17 +155,6 @@ def test_class_token(drawn):
     assert said.count("%") == (predicted > 0.1).sum()
 
 
-@pytest.mark.parametrize("shape", [(8, 8, 3), (8, 24, 3), (16, 16, 5)])
-def test_few_patches_and_many_channels(shape, drawn, tmp_path):
-    model = randomized("ViT", input_shape=shape)
-    images = numbers((2, *shape))
-    axes = drawn(analysis.plot_class_attention, model, images, mode="heads")
-    assert shown(axes[0, 1]).shape == model.grid and shown(axes[0, 0]).shape[:2] == shape[:2]
-    drawn(analysis.plot_query, {"a": model}, images)
-    pixels = np.zeros((1, *shape), "uint8")
-    assert analysis.explore(model, pixels, tmp_path / "page.html").exists()
-
-
 # QUVA-Lab/artemis#39
 def test_the_path_of_a_figure_is_one_that_opens(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -224,10 +193,3 @@ def test_whole_maps(drawn):
     assert len(titles) == 3 and titles == sorted(titles)
     found = [analysis.measures.entropy(shown(axis)).mean() for axis in axes[0]]
     assert found == pytest.approx(titles, abs=0.006)
-
-
-def test_without_matplotlib(monkeypatch, results, tmp_path):
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ImportError, match='extra "plots"'):
-        analysis.plot_by_block(results, "entropy", tmp_path / "a.png")
-    assert not list(tmp_path.iterdir())

@@ -70,34 +70,6 @@ def test_measures_between_blocks():
 
 
 @pytest.mark.backend_free
-def test_similarity_of_centered_maps():
-    model = randomized("DeepViT", depth=3)
-    maps = [measures.centered(one.maps) for one in trace(model, IMAGES)]
-    assert abs(maps[0].sum(-1)).max() < 1e-5
-    found = measure(model, IMAGES, center=True)
-    expected = {
-        "map_similarity": measures.map_similarity(maps[0], maps[1]),
-        "head_similarity": measures.mean_head_similarity(maps[1]),
-        "cross_layer_similarity": measures.cross_layer_similarity(maps)[:, 1],
-    }
-    for name, values in expected.items():
-        close(found[name]["blocks_1"], values.mean(0), message=name)
-    raw = measure(model, IMAGES, "mean_maps")["mean_maps"]
-    close(found["mean_maps"]["blocks_0"], raw["blocks_0"])
-
-
-@pytest.mark.backend_free
-def test_thresholds_of_similarity():
-    model = randomized("DeepViT", depth=3)
-    maps = [one.maps for one in trace(model, IMAGES)]
-    for settings in ({"threshold": 0.9}, {"nearest": 1}):
-        found = measure(model, IMAGES, "cross_layer_similarity", **settings)
-        (values,) = found.values()
-        expected = measures.cross_layer_similarity(maps, **settings).mean(0)
-        close(np.stack(list(values.values())), expected)
-
-
-@pytest.mark.backend_free
 def test_which_maps():
     model = randomized("DeepViT")
     one = next(trace(model, IMAGES))

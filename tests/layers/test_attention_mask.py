@@ -8,16 +8,13 @@ from harness import BACKEND, MIXED, array, close, compiled, gradients, joined, p
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from keras import ops
-from plain import X, built, made
+from plain import made
 
 from keras_vitx.keras_internals import sublayers
 from keras_vitx.layers import (
-    MLP,
     Attention,
     Block,
-    ContextBroadcasting,
     LocalMapConvolution,
-    RefinedAttention,
     SharedAttention,
 )
 
@@ -100,27 +97,3 @@ def test_masked_tokens_are_as_if_left_out(name, kept):
         close(one[:, :, kept][..., kept], array(other))
         if not isinstance(layer.attention, SharedAttention):  # Maps for the next block.
             assert not one[..., ~whole].any()
-
-
-def test_a_convolution_reads_the_rows_of_padded_queries():
-    """As the docstring of `Attention` says: mask the queries of the padding, too."""
-    layer = built(RefinedAttention(2))
-    keys, expected = np.arange(7) < 5, array(layer(X))
-    padded = np.concatenate([X, 7 + X[:, :2]], axis=1)
-    masks = keys[None], keys[:, None] & keys
-    only_keys, both = (array(layer(padded, attention_mask=mask))[:, :5] for mask in masks)
-    close(both, expected)
-    assert np.abs(only_keys - expected).max() > 1e-3 * np.abs(expected).max()
-
-
-def test_a_masked_model_is_saved(tmp_path):
-    tokens, mask = keras.Input((5, 8)), keras.Input((1, 5))
-    block = Block(RefinedAttention(2), MLP(on_output=[ContextBroadcasting()]))
-    model = keras.Model([tokens, mask], block(tokens, attention_mask=mask))
-    model.save(tmp_path / "model.keras")
-    loaded = keras.saving.load_model(tmp_path / "model.keras")
-    mask = np.random.default_rng(3).random((3, 1, 5)) < 0.5
-    expected = array(block(X, attention_mask=mask))
-    for one in (model, loaded):
-        close(array(one([X, mask.astype("float32")])), expected)
-    assert np.abs(array(block(X)) - expected).max() > 1e-4

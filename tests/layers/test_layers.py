@@ -28,30 +28,6 @@ def test_dropout_of_maps(make):
     assert np.abs(dropped - y).max() > 0.1 * np.abs(y).max()
 
 
-@pytest.mark.parametrize("make", (lambda: Attention(2, proj_dropout=0.5), lambda: MLP(dropout=0.5)))
-def test_dropout_of_outputs(make):
-    x = numbers((64, 5, 8))
-    layer = built(make(), x)
-    dropped, whole = array(layer(x, training=True)), array(layer(x))
-    kept = dropped != 0
-    assert 0.4 < kept.mean() < 0.6
-    if isinstance(layer, Attention):
-        close(dropped[kept], 2 * whole[kept])
-
-
-def test_widths():
-    assert built(MLP(2.6)).fc1.units == 20  # int(20.8)
-    assert built(MLP(hidden=7, mlp_ratio=2)).fc1.units == 7
-    assert built(kvl.TokenMixing(6)).mlp.fc1.units == 6
-    assert built(kvl.SqueezeExcitation(ratio=2)).fc1.units == 4
-    assert built(kvl.SqueezeExcitation(ratio=16)).fc1.units == 1
-    assert built(kvl.ContextBroadcasting()).count_params() == 0
-    assert built(kvl.LayerScale(1, scalar=True)).count_params() == 1
-    images = numbers((2, 8, 12, 3))
-    one, other = (built(kvl.PatchEmbedding(6, 4, stride), images) for stride in (4, None))
-    np.testing.assert_array_equal(array(one(images)), array(other(images)))
-
-
 @pytest.mark.parametrize(
     ("make", "name"),
     (
@@ -155,17 +131,6 @@ def test_a_subclass_that_is_not_fused_runs_its_steps(parent, step):
 # Maps.
 
 
-@pytest.mark.parametrize("training", (False, True))
-def test_residual_refinement_cuts_at_both_ends(training):
-    layer = built(kvl.ResidualRefinement(), MAPS)
-    for part in (layer.bn1, layer.bn2):
-        part.gamma.assign(8 * array(part.gamma.value))
-        part.beta.assign(part.beta + 3.0)
-    y = plain(layer.bn1, plain(layer.conv_exp, MAPS), training)
-    assert (y < 0).any() and (y > 6).any()
-    close(array(layer(MAPS, training=training)), plain(layer, MAPS, training))
-
-
 def re_attention(policy):
     """A ReAttention with a bias far above the spread of its maps."""
     layer = kvl.ReAttention(dtype=policy)
@@ -188,14 +153,6 @@ def test_re_attention_is_without_rounding_of_its_bias(training):
         found.append(array(layer(ops.cast(maps, layer.compute_dtype), training=training)))
     # Rounded beside a bias of 8, the fourth map would be off by more than its deviation.
     assert np.abs(found[0] - found[1]).max() < 0.03
-
-
-def test_the_gradient_of_the_bias_of_re_attention_is_zero():
-    layer, maps = re_attention("mixed_bfloat16")
-    weights, given = layer.reatten_matrix.trainable_variables, ops.convert_to_tensor(maps)
-    _, (kernel, bias) = gradients(lambda: ops.sum(layer(given, training=True) ** 3), weights)
-    # But for rounding errors, which the bias of 8 makes large.
-    assert np.abs(bias).max() < 0.05 * np.abs(kernel).max()
 
 
 # Positional attention.

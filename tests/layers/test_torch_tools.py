@@ -1,7 +1,6 @@
 """PyTorch's hooks, on children that a fast path would not call, and its tracers and exporters."""
 
 import keras
-import numpy as np
 import pytest
 from cases import LAYERS
 from harness import FAMILIES, array, call, close, numbers, randomize
@@ -35,35 +34,6 @@ def test_hooks_fire(name):
     # Each at its only call; an MLP drops twice, and positions are projected per axis.
     once = [p for p in parts if p.name != "pos_proj" and not isinstance(p, keras.layers.Dropout)]
     assert all(fired.count(part.path) == 2 for part in once)
-
-
-@pytest.mark.parametrize("name", ("Block/talking", "ReAttention", "ConvStem"))
-def test_backward_hooks_fire(name):
-    layer, x = made(name)
-    parts, fired = parts_of(layer), set()
-    for part in parts:
-        part.register_full_backward_hook(lambda part, *_: fired.add(part.path))
-    call(layer, torch.tensor(x, requires_grad=True), training=True).square().sum().backward()
-    assert fired == {part.path for part in parts}
-
-
-def test_global_hooks_fire():
-    (layer, x), fired = made("Attention"), []
-    register = torch.nn.modules.module.register_module_forward_hook
-    handle = register(lambda module, *_: fired.append(module.path))
-    try:
-        call(layer, x)
-    finally:
-        handle.remove()
-    assert {part.path for part in parts_of(layer)} <= set(fired)
-
-
-def test_hooks_on_the_layers_of_a_model():
-    model, fired = FAMILIES["CaiT"](), []
-    for step in model.layers:
-        step.register_forward_hook(lambda step, *_: fired.append(step.name))
-    model(np.zeros((1, *model.input_shape[1:]), "float32"))
-    assert fired == [step.name for step in model.layers]
 
 
 class Inference(torch.nn.Module):
