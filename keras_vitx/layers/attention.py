@@ -170,12 +170,13 @@ class Attention(Layer):
             )
         maps = build_all(self.on_logits, self.maps_shape(tokens))
         _, heads, queries, _ = build_all(self.on_weights, maps)
+        input_shape = build_all(self.on_input, input_shape)
+        build_all(self.on_output, (None, queries, dim))
         self.size = self.head_size or dim // self.num_heads
         self.width = self.num_heads * self.size  # Of all queries, or keys.
         self.value_width = heads * self.size
-        self.build_projections(build_all(self.on_input, input_shape))
         self.proj = self.dense(dim, "proj", (None, queries, self.value_width))
-        build_all(self.on_output, (None, queries, dim))
+        self.build_projections(input_shape)
 
     def maps_shape(self, tokens):
         """Return the shape of the maps for a number of tokens, or None."""

@@ -76,6 +76,7 @@ class ClassBlock(Block):
     """
 
     def build(self, input_shape):
+        self.attention.build(input_shape)
         self.mlp.build((None, self.attention.num_class_tokens, input_shape[-1]))
         super().build(input_shape)
 
