@@ -65,9 +65,12 @@ def _without_activation(model):
 
 
 def in_float32(model: keras.Model) -> keras.Model:
-    """Return a model that computes in float32: a copy, if a layer computes in half precision."""
+    """Return a model that computes in float32: a copy, if a layer computes in half precision.
+
+    A quantized model, which can't be copied, stays as it is.
+    """
     halves = [each.compute_dtype in ("float16", "bfloat16") for each in sublayers(model)]
-    if not any(halves):
+    if not any(halves) or any(each.quantization_mode for each in sublayers(model)):
         return model
     registered = keras.saving.get_registered_name
     classes = {registered(type(layer)): type(layer) for layer in sublayers(model)}
@@ -77,9 +80,7 @@ def in_float32(model: keras.Model) -> keras.Model:
         if isinstance(layer, keras.layers.Normalization):
             layer.finalize_state()
         if is_half:
-            # "int8_from_mixed_bfloat16" becomes "int8_from_float32".
-            mode, by, _ = layer.dtype_policy.name.rpartition("_from_")
-            layer.dtype_policy = f"{mode}{by}float32"
+            layer.dtype_policy = "float32"
     return copy
 
 

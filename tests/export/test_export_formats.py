@@ -209,7 +209,6 @@ CASES = [
     ("onnx", partial(in_half, FAMILIES["CaiT"]), 0.05),
     ("onnx", partial(quantized, "int8", **REFINED), 2e-5),
     ("onnx", partial(quantized, "int8", "lora"), 2e-5),
-    ("onnx", partial(in_half, quantized, "int8"), 0.05),
     ("onnx", partial(quantized, "float8"), 2e-5),
     ("saved_model", partial(quantized, "int8", "lora"), 2e-5),
     ("torch", partial(quantized, "int4"), 2e-5),
