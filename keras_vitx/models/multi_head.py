@@ -47,13 +47,10 @@ class MultiHeadTraining:
             loss_weights = None
         if isinstance(loss, PerHead):
             known = self.heads or tuple(loss.losses)
-            for argument, names in (("loss", loss.losses), ("loss_weights", loss.weights)):
-                if not set(names) <= set(known):
-                    raise ValueError(
-                        f"`{argument}` must have the names {', '.join(map(repr, known))}. "
-                        f"Received: {', '.join(map(repr, names))}."
-                    )
-        if isinstance(metrics, Mapping) and set(metrics) == {"head"}:
+            _check_names("loss", loss.losses, known)
+            _check_names("loss_weights", loss.weights, known)
+        if isinstance(metrics, Mapping):
+            _check_names("metrics", metrics, ("head",))
             metrics = metrics["head"]
         super().compile(optimizer, loss, loss_weights, metrics, *args, **kwargs)
         self._loss_factor = 1.0 if loss_weights is None else keras.tree.flatten(loss_weights)[0]
@@ -183,6 +180,14 @@ class MultiHeadTraining:
                 f"Received: {sorted(values)}."
             )
         return values
+
+
+def _check_names(argument, names, known):
+    if not set(names) <= set(known):
+        raise ValueError(
+            f"`{argument}` must have the names {', '.join(map(repr, known))}. "
+            f"Received: {', '.join(map(repr, names))}."
+        )
 
 
 def _by_head(logits: Any) -> dict[str, Any]:

@@ -36,7 +36,11 @@ class LossPerImage(keras.metrics.Metric):
 
     def update_state(self, y_true, y_pred, sample_weight=None):
         losses = ops.cast(self.loss(y_true, y_pred), "float32")
-        losses = ops.mean(ops.reshape(losses, (ops.shape(losses)[0], -1)), -1)
+        count = ops.shape(y_pred)[0]
+        if len(losses.shape):
+            losses = ops.mean(ops.reshape(losses, (count, -1)), -1)
+        else:  # One number per batch, as Dice's.
+            losses = ops.broadcast_to(losses, (count,))
         weights = ops.ones_like(losses) if sample_weight is None else sample_weight
         weights = ops.cast(ops.reshape(weights, (-1,)), "float32")
         self.total.assign_add(ops.sum(losses * weights))
@@ -78,7 +82,7 @@ class Evaluator(keras.Model):
         # Closures, because Keras would track metrics in attributes twice.
         self.reset = lambda: [metric.reset_state() for metric in objects]
         self.count = lambda: round(float(ops.convert_to_numpy(mean_loss.count)))
-        self.compile(loss=loss, weighted_metrics=[mean_loss, *metrics])
+        self.compile(weighted_metrics=[mean_loss, *metrics])
 
     def call(self, images):
         images = unpacked(images)
@@ -91,6 +95,10 @@ class Evaluator(keras.Model):
             return outputs if list(self.order) == [0, 1] else 1 - outputs
         outputs = ops.take(outputs, self.order, axis=-1)
         return outputs / ops.sum(outputs, -1, keepdims=True) if self.normalize else outputs
+
+    def compute_loss(self, *args, **kwargs):
+        # `LossPerImage` has it; Keras's own multiplies weights and losses of other shapes.
+        return ops.zeros(())
 
     def measure(self, dataset: Any, verbose: int = 0) -> dict[str, float]:
         """Return the mean loss and the metrics over `dataset`, by name.
