@@ -62,7 +62,7 @@ labels = keras.Model(images, classifier(x)).predict(inputs, verbose=0)
 
 # The model's list of layers once more, with the exchange of patches in between.
 box = keras.Input((GRID[0] * GRID[1], 1), dtype="bool")
-x, (*body, head) = model.inputs[0], model.layers
+x, (*body, head, _) = model.inputs[0], model.layers  # Without the softmax.
 for layer in body:
     x = layer(x)
     if layer.name == "patch_embed":

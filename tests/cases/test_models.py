@@ -243,6 +243,7 @@ def test_unknown_names_in_compile_raise(argument):
 def test_a_weight_of_one_loss_is_kerass(activation):
     losses = []
     for weights in (None, [2.0]):
+        keras.utils.set_random_seed(0)
         model = randomized("ViT", classifier_activation=activation)
         loss = keras.losses.CategoricalCrossentropy(from_logits=activation is None)
         model.compile(keras.optimizers.SGD(0.0), loss, weights)

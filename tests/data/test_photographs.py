@@ -125,12 +125,3 @@ def test_images_of_another_size_than_that_of_build(photographs):
     built.build((None, *image.shape))
     for each in (image[:, :-9], image):
         np.testing.assert_array_equal(run(built, each), run(layer, each))
-
-
-@pytest.mark.skipif(BACKEND == "tensorflow", reason="TensorFlow can")
-@pytest.mark.parametrize("built", [(None, 40), (32, 40)])
-def test_a_graph_of_unknown_size_is_an_error(built):
-    layer = ImagePreprocessing((32, 24), MEAN, STD)
-    layer.build((None, *built, 3))
-    with pytest.raises(ValueError, match="images must have the height and width with which"):
-        layer.call(keras.Input((None, 40, 3)))

@@ -107,7 +107,7 @@ import numpy as np
 import keras_vitx as kv
 source = kv.data.load_dataset("tfds:shapes")
 model = kv.ViT(dim=8, depth=1, num_heads=2, patch_size=8, input_shape=(16, 16, 3), classes=3)
-settings = {"epochs": 1, "warmup_epochs": 0, "batch_size": 3, "verbose": 0}
+settings = {"epochs": 1, "warmup_epochs": 0, "batch_size": 3}
 history = kv.fit(model, source, augmentation="random_resized_crop", **settings)
 assert np.isfinite(history.history["loss"]).all() and "tensorflow" not in sys.modules
 print(len([image.shape for image in source.train.images]))

@@ -105,8 +105,6 @@ ERRORS = {
         "['aux_head', 'head']": training({"head": CLASS, "aux_head": CLASS}, loss=SPARSE),
         "crossentropy": training(CLASS, loss="crossentropy"),
         "PerHead": training(CLASS, loss=[SPARSE, SPARSE]),
-        "`loss_weights`...PerHead...2.0": training(CLASS, loss="mse", loss_weights=[2.0]),
-        "`loss_weights`...PerHead": training(CLASS, loss={"head": "mse"}, loss_weights=[2.0]),
         # Images
         "not normalized. Received: float32 in -": of_images(
             kv.evaluate, lambda x: np.float32(x) - 128

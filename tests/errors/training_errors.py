@@ -155,7 +155,6 @@ ERRORS = {
         ).build(small().trainable_variables),
         # Losses and their targets
         "'head'": lambda: PerHead({"head_dist": SmoothedCrossentropy()}),
-        "'mse'": lambda: PerHead({"head": "mse"}),
         # Teachers
         "`teacher` must be of type `Model`. Received: 'RegNetY'": lambda: Distillation("RegNetY"),
         "`teacher` must be a model": lambda: distil(distillation="hard"),

@@ -20,8 +20,8 @@ def nested(model):
 # How a model is cut, and the number of its own layers that are left.
 CUTS = {
     "prefix": (lambda m: keras.Model(m.input, layers.Softmax()(m.get_layer("norm").output)), 5),
-    "new head": (lambda m: keras.Model(m.input, layers.Dense(5, "softmax")(m.output)), 7),
-    "nested": (nested, 7),
+    "new head": (lambda m: keras.Model(m.input, layers.Dense(5, "softmax")(m.output)), 8),
+    "nested": (nested, 8),
 }
 
 

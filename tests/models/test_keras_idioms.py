@@ -98,42 +98,6 @@ def test_in_graphs_and_with_gradients():
     np.testing.assert_allclose(gradient, wanted, rtol=1e-5)
 
 
-TAKES = {  # The images of batches, what a model takes, and whether a warning says that they differ.
-    "pixels": (lambda x: x, "normalized", "pixels in 0..255"),
-    "0..1": (lambda x: x / 255, "normalized", "are in 0..1"),
-    "normalized": (normalized, "normalized", None),
-    "by others": (lambda x: x / 127.5 - 1, "normalized", None),
-    "twice": (lambda x: normalized(normalized(x) * 255), "normalized", "are in -"),
-    "pixels of pixels": (lambda x: x, "pixels", None),
-    "normalized pixels": (normalized, "pixels", "takes 0..255"),
-    "0..1 of pixels": (lambda x: x / 255, "pixels", "takes 0..255"),
-    "not known": (lambda x: x, "unknown", None),
-}
-
-
-@pytest.mark.backend_free
-@pytest.mark.parametrize("case", TAKES)
-def test_fit_and_evaluate_notice_another_range(case, caplog):
-    change, takes, words = TAKES[case]
-    model = network(include_preprocessing=takes == "pixels")
-    if takes == "unknown":
-        inputs = keras.Input((16, 16, 3))
-        model = keras.Model(inputs, model(inputs / 255))
-    images, labels = np.float32(change(PIXELS)), np.arange(6) % 2
-    data = pytest.importorskip("torch.utils.data")
-    batches = data.DataLoader([*zip(images, labels, strict=True)], 3)
-    for run in (
-        lambda: kv.evaluate(model, batches),
-        lambda: kv.evaluate(model, (batches, batches)),
-        lambda: kv.fit(model, batches, epochs=1, warmup_epochs=0),
-    ):
-        caplog.clear()
-        run()
-        found = [one for one in caplog.messages if "`keras_vitx.preprocess_input(images" in one]
-        assert len(found) == (words is not None), caplog.messages
-        assert words is None or words in found[0]
-
-
 @pytest.mark.backend_free
 def test_arrays_in_0_1_are_pixels():
     model, labels = network(), np.arange(6) % 2

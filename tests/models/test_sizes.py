@@ -77,7 +77,7 @@ def test_defaults_and_overrides_of_a_size():
     assert (block.ls1.gamma, block.drop_path) == (None, 0.25)
     assert [layer.name for layer in model.layers] == [
         *("patch_embed", "pos_embed", "blocks_0", "cls_token"),
-        *("blocks_token_only_0", "blocks_token_only_1", "norm", "pool", "head"),
+        *("blocks_token_only_0", "blocks_token_only_1", "norm", "pool", "head", "prediction"),
     ]
 
 

@@ -23,7 +23,9 @@ def student_of(head="one", activation=None):
     """A linear student, whose gradients are known in closed form."""
     keras.utils.set_random_seed(0)
     shape, layer = ((-1,), keras.layers.Dense) if head == "one" else ((-1, 12), HEADS[head])
-    layers = [keras.layers.Reshape(shape), layer(4, activation, name="head")]
+    layers = [keras.layers.Reshape(shape), layer(4, name="head")]
+    if activation is not None:
+        layers.append(keras.layers.Activation(activation, name="prediction"))
     return Chain(layers, SHAPE, preprocessing=OURS)
 
 
