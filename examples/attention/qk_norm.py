@@ -5,21 +5,23 @@ import keras
 
 import keras_vitx as kv
 from keras_vitx.layers import Attention
+from keras_vitx.layers.base import Layer
 
 
 @keras.saving.register_keras_serializable(package="examples")
-class QKNormAttention(Attention):
-    def build_projections(self, input_shape):
-        super().build_projections(input_shape)
+class QKNorm(Layer):
+    def build(self, input_shape):
         norm = {"epsilon": 1e-6, "dtype": self.dtype_policy}
         self.q_norm = keras.layers.LayerNormalization(**norm, name="q_norm")
         self.k_norm = keras.layers.LayerNormalization(**norm, name="k_norm")
-        for layer in (self.q_norm, self.k_norm):
-            layer.build((None, None, self.num_heads, self.size))
+        self.q_norm.build(input_shape[0])
+        self.k_norm.build(input_shape[1])
 
-    def projections(self, x, training=False):
-        query, key, value = super().projections(x, training)
-        return self.run(self.q_norm, query), self.run(self.k_norm, key), value
+    def call(self, queries_keys):
+        query, key = queries_keys
+        return self.run(self.q_norm, query), self.run(self.k_norm, key)
 
 
-model = kv.ViT_Mini(attention=lambda index: QKNormAttention(4))
+model = kv.ViT_Mini(
+    attention=lambda index: Attention(4, on_queries_keys=[QKNorm()])
+)

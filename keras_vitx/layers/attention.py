@@ -17,7 +17,7 @@ class Attention(Layer):
     $$Q, K, V = x W_{qkv} + b_{qkv}, \qquad
     A = w(\mathrm{softmax}(l(Q K^\top / \sqrt d))), \qquad y = A V W_o + b_o,$$
     where $d$ is the size of a head, $l$ are the layers of `on_logits` and $w$ those of
-    `on_weights`, in order. The softmax is computed in float32 in every precision. Layers of
+    `on_weights`, in order; the layers of `on_queries_keys` change $Q$ and $K$ before. The softmax is computed in float32 in every precision. Layers of
     `on_weights` may change the number of maps; there is one value head per final map. With neither
     list, no dropout and no maps requested, the backend's fused attention runs instead, unless
     `keras.config.disable_flash_attention()` turns it off (it may have no second derivative).
@@ -42,6 +42,7 @@ class Attention(Layer):
         num_heads: Number of query and key heads.
         head_size: Width of a head; None is `dim / num_heads`.
         on_input: Layers over tokens, run before the projections.
+        on_queries_keys: Layers over a pair of queries and keys, `(batch, tokens, heads, size)`.
         on_logits: Layers over maps, run before the softmax.
         on_weights: Layers over maps, run after the softmax.
         on_output: Layers over tokens, run after the output projection.
@@ -59,6 +60,7 @@ class Attention(Layer):
         num_heads: int,
         head_size: int | None = None,
         on_input: Sequence[keras.layers.Layer] = (),
+        on_queries_keys: Sequence[keras.layers.Layer] = (),
         on_logits: Sequence[keras.layers.Layer] = (),
         on_weights: Sequence[keras.layers.Layer] = (),
         on_output: Sequence[keras.layers.Layer] = (),
@@ -72,6 +74,7 @@ class Attention(Layer):
         self.num_heads = num_heads
         self.head_size = head_size
         self.on_input = list(on_input)
+        self.on_queries_keys = list(on_queries_keys)
         self.on_logits = list(on_logits)
         self.on_weights = list(on_weights)
         self.on_output = list(on_output)
@@ -87,6 +90,7 @@ class Attention(Layer):
     def call(self, x, training=False, return_attention_scores=False, attention_mask=None):
         x = self.run_all(self.on_input, x, training)
         query, key, value = self.projections(x, training)
+        query, key = self.run_all(self.on_queries_keys, (query, key), training)
         mask = as_mask(attention_mask, value)
         drops = training and self.attn_drop.rate
         changes_maps = self.fused is None or self.on_logits or self.on_weights or drops
@@ -169,12 +173,14 @@ class Attention(Layer):
                 f"Received: num_heads={self.num_heads}, width={dim}."
             )
         maps = build_all(self.on_logits, self.maps_shape(tokens))
-        _, heads, queries, _ = build_all(self.on_weights, maps)
+        _, heads, queries, keys = build_all(self.on_weights, maps)
         input_shape = build_all(self.on_input, input_shape)
         build_all(self.on_output, (None, queries, dim))
         self.size = self.head_size or dim // self.num_heads
         self.width = self.num_heads * self.size  # Of all queries, or keys.
         self.value_width = heads * self.size
+        for layer in self.on_queries_keys:
+            layer.build([(None, count, self.num_heads, self.size) for count in (queries, keys)])
         self.proj = self.dense(dim, "proj", (None, queries, self.value_width))
         self.build_projections(input_shape)
 

@@ -38,6 +38,7 @@ class SharingAttention(Attention):
         x, shared = x if self.reads_maps else (x, None)
         x = self.run_all(self.on_input, x, training)
         query, key, value = self.projections(x, training)
+        query, key = self.run_all(self.on_queries_keys, (query, key), training)
         if self.reads_maps:
             query, key, value = self.with_shared(query, key, value, shared)
         mask = as_mask(attention_mask, value)
@@ -81,7 +82,7 @@ class SharedAttention(SharingAttention):
     Output: as of `Attention`, `(batch, tokens, dim)`.
 
     The arguments are those of `Attention`, with `num_heads` of the shared maps and no effect of
-    `on_logits`.
+    `on_queries_keys` and `on_logits`.
     """
 
     def build_projections(self, input_shape):

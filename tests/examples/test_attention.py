@@ -44,7 +44,9 @@ def attention_of(name, grid=(2, 3)):
 
 def heads(x, layer):
     """Return queries, keys and values of a layer, `(batch, heads, tokens, size)`."""
-    return (array(each).transpose(0, 2, 1, 3) for each in layer.projections(x))
+    query, key, value = layer.projections(x)
+    query, key = layer.run_all(layer.on_queries_keys, (query, key))
+    return (array(each).transpose(0, 2, 1, 3) for each in (query, key, value))
 
 
 def softmax(logits, layer=None, extra=0):

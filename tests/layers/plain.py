@@ -324,6 +324,9 @@ def attend(layer, x, training=False, mask=None):
     x, shared = x if isinstance(x, tuple) else (x, None)
     x = in_order(layer.on_input, x)
     query, key, v = projections(layer, x)
+    for part in layer.on_queries_keys:
+        pair = (each.reshape(*each.shape[:2], layer.num_heads, -1) for each in (query, key))
+        query, key = (each.reshape(*each.shape[:2], -1) for each in plain(part, tuple(pair)))
     mask = True if mask is None else np.broadcast_to(mask, (len(x), *mask.shape[-2:]))[:, None]
     maps = shared if query is None else own_maps(layer, logits(query, key, layer.num_heads), mask)
     maps = np.where(mask, maps, 0)
