@@ -17,9 +17,10 @@ class Attention(Layer):
     $$Q, K, V = x W_{qkv} + b_{qkv}, \qquad
     A = w(\mathrm{softmax}(l(Q K^\top / \sqrt d))), \qquad y = A V W_o + b_o,$$
     where $d$ is the size of a head, $l$ are the layers of `on_logits` and $w$ those of
-    `on_weights`, in order; the layers of `on_queries_keys` change $Q$ and $K$ before. The softmax is computed in float32 in every precision. Layers of
-    `on_weights` may change the number of maps; there is one value head per final map. With neither
-    list, no dropout and no maps requested, the backend's fused attention runs instead, unless
+    `on_weights`, in order; those of `on_queries_keys` change $Q$ and $K$ before. The softmax is
+    computed in float32 in every precision. Layers of `on_weights` may change the number of maps;
+    there is one value head per final map. With neither layers over maps nor dropout, and no maps
+    requested, the backend's fused attention runs instead, unless
     `keras.config.disable_flash_attention()` turns it off (it may have no second derivative).
 
     Input: `(batch, tokens, dim)`. Output: the same shape; with `return_attention_scores=True`, a
