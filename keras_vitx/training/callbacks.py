@@ -190,11 +190,13 @@ class BestEpoch(keras.callbacks.Callback):
         return accuracy > best if accuracy != best else logs["val_loss"] < self.logs["val_loss"]
 
 
-def verbosity() -> int:
-    """Return `verbose` for Keras: a bar in a terminal or notebook, else one line per epoch.
+def verbosity(verbose: str | int = "auto") -> str | int:
+    """Return `verbose` for Keras; "auto" is a bar in a terminal or notebook, else lines.
 
     It is 0 except in the chief process, and with `keras.config.disable_interactive_logging()`.
     """
     if not is_chief() or not keras.config.is_interactive_logging_enabled():
         return 0
-    return 1 if sys.stdout.isatty() or "ipykernel" in sys.modules else 2
+    if verbose == "auto":
+        return 1 if sys.stdout.isatty() or "ipykernel" in sys.modules else 2
+    return verbose

@@ -68,7 +68,7 @@ def fit(
         **settings: Settings of the recipe to change, such as `epochs=3` or
             `precision="mixed_bfloat16"`, see `Recipe.replace`; and the arguments
             `validation_split` (default 0.1), `fraction` and `workers` of
-            `keras_vitx.data.load_dataset` and `pipelines`.
+            `keras_vitx.data.load_dataset` and `pipelines`; and `verbose`, as in Keras's `fit`.
 
     Returns:
         The history, as `keras.Model.fit` returns it. Its attribute `test` holds the loss and
@@ -80,6 +80,7 @@ def fit(
         FloatingPointError: if the loss or the weights become NaN or infinite.
     """
     how_to_load = {name: settings.pop(name) for name in HOW_TO_LOAD if name in settings}
+    verbose = settings.pop("verbose", "auto")
     recipe = recipes.get(recipe).replace(**settings)
     if output is not None:
         output = new_run(output, resume)
@@ -119,7 +120,7 @@ def fit(
             class_weight=data.class_weight,
             callbacks=[*first, *callbacks, *last],
             shuffle=False,
-            verbose=verbosity(),
+            verbose=verbosity(verbose),
         )
     history.test = None if data.test is None else evaluator.measure(data.test)
     if output is not None:

@@ -78,6 +78,6 @@ def test_a_pipe_gets_one_line_per_epoch(monkeypatch):
     monkeypatch.delitem(sys.modules, "ipykernel", raising=False)
     for is_terminal, expected in ((False, 2), (True, 1)):
         monkeypatch.setattr(sys.stdout, "isatty", lambda is_terminal=is_terminal: is_terminal)
-        assert verbosity() == expected
+        assert verbosity() == expected and verbosity(0) == 0
     monkeypatch.setattr(keras.config, "is_interactive_logging_enabled", lambda: False)
     assert verbosity() == 0
