@@ -55,14 +55,20 @@ def write_files(directory: Path, count: int) -> None:
         Image.fromarray(image).save(path, quality=92)
 
 
-def our_batches(directory: Path, size: int, batch_size: int, name: str, workers: int = 0):
+def our_batches(directory: Path, size: int, batch_size: int, name: str, workers=0, pixels=False):
     spec = SimpleNamespace(
         input_shape=(None, size, size, 3),
         output_shape=(None, 2),
         preprocessing=IMAGENET_DEFAULT,
     )
     return kv.data.pipelines(
-        directory, spec, batch_size, validation_split=0, workers=workers, **RECIPES[name]
+        directory,
+        spec,
+        batch_size,
+        validation_split=0,
+        workers=workers,
+        pixels=pixels,
+        **RECIPES[name],
     ).train
 
 
@@ -101,9 +107,8 @@ def endless(batches: Iterable) -> Iterator:
         yield from batches
 
 
-def in_this_thread(batches, as_uint8: bool) -> Iterator:
-    """Our batches in this thread, for the device or normalized."""
-    batches.loader.as_uint8 = as_uint8
+def in_this_thread(batches) -> Iterator:
+    """Our batches, made in this thread."""
     yield from map(batches.dataset().__getitem__, itertools.count())
 
 
@@ -172,8 +177,8 @@ def main():
         print("|---|---|---|---|---|")
         for name in RECIPES:
             sides = {
-                "uint8": in_this_thread(our_batches(*arguments, name), as_uint8=True),
-                "float32": in_this_thread(our_batches(*arguments, name), as_uint8=False),
+                "uint8": in_this_thread(our_batches(*arguments, name, pixels=True)),
+                "float32": in_this_thread(our_batches(*arguments, name)),
                 "timm": endless(timm_loader(*arguments, name)),
             }
             found = in_turns(sides, steps, size, options.turns)

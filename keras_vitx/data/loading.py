@@ -1,6 +1,6 @@
-"""Batches of images and labels: chains of Grain's steps, and their prefetching as a `PyDataset`."""
+"""Batches of images and labels: a chain of Grain's steps, prefetched and read as a `PyDataset`."""
 
-import contextlib
+import dataclasses
 import functools
 import itertools
 import logging
@@ -8,7 +8,7 @@ import math
 import os
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -44,9 +44,9 @@ class Sample(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Images, float32 and normalized, or uint8, with `boxes` to erase; and errors by their ids."""
+    """Images, uint8, with `boxes` to erase; and errors by the ids of their images."""
 
-    images: np.ndarray
+    images: Any
     labels: Any
     weights: np.ndarray | None = None
     boxes: np.ndarray | None = None
@@ -67,12 +67,13 @@ def import_grain() -> Any:
 
 @dataclass(eq=False)
 class Loader:
-    """The batches of a split as a Grain dataset; arguments as in `pipelines`.
+    """The batches of a split as a chain of Grain's steps; arguments as in `pipelines`.
 
     With a `seed`, images are shuffled, batches are full, and another image of a batch replaces one
     that can't be decoded. Without, images are in order, and those are omitted or, if `weighted`,
     black with weight 0, as is what `pad` adds. `soft` is the number of classes for soft labels.
-    With `as_uint8`, images are not normalized. Up to `budget` bytes of decoded images are cached.
+    `shard` is the number of this shard of each batch, and that of all of them. Up to `budget` bytes
+    of decoded images are cached.
     """
 
     split: Split
@@ -85,7 +86,7 @@ class Loader:
     strict: bool = False
     pad: bool = False
     weighted: bool = False
-    as_uint8: bool = False
+    shard: tuple[int, int] = (0, 1)
     budget: int = 0
     cache: dict[int, Any] = field(default_factory=dict)
 
@@ -106,17 +107,16 @@ class Loader:
     def __len__(self) -> int:
         return -(-self.size // self.batch_size)
 
-    def dataset(self, shard: int = 0, num_shards: int = 1) -> Any:
-        """Return an endless dataset of `Batch`, or of a shard of each."""
+    def dataset(self) -> Any:
+        """Return an endless `grain.MapDataset` of `Batch`."""
         numbers, seed = import_grain().MapDataset.range, self.seed or 0
         images = numbers(self.size).seed(seed).map_with_index(self.position).random_map(self.image)
-        rows, whole = shard_of_batch(self.batch_size, shard, num_shards), images
+        rows, whole = shard_of_batch(self.batch_size, *self.shard), images
         if (count := len(rows)) < self.batch_size:  # Grain's own shards would separate pairs.
             images = numbers(len(self) * count).map_with_index(
                 lambda i, _: whole[i // count * self.batch_size + rows[i % count]]
             )
-        mix = functools.partial(self.mix, shard=shard, num_shards=num_shards)
-        return images.batch(count, batch_fn=list).random_map(mix, seed=seed).repeat()
+        return images.batch(count, batch_fn=list).random_map(self.collate, seed=seed).repeat()
 
     def position(self, row: int, _: Any = None) -> int:
         """Return the position in the split of a row, counted from the first epoch on."""
@@ -127,55 +127,43 @@ class Loader:
         # Grain's `shuffle` takes 3 ms for one of 24 images, and 0.1 for one of 1,000.
         return int(order(self.seed, epoch, self.split.size)[row])
 
-    def decode(self, position: int) -> Any:
-        """Return an image before augmentation, at the input size unless it will be cropped."""
-        images, crop = self.split.images, self.augmentation and self.augmentation.crop
-        if crop != "random_resized":
-            return fit_to_model(images[position], self.spec, 1.0 if crop == "shift" else None)
-        if self.spec.channels == 3 and not isinstance(images, ArrayImages):
-            return images.picture(position)  # Cheaper to crop than an array.
-        return with_channels(images[position], self.spec.channels)
-
     def image(self, position: int, random: np.random.Generator) -> Sample:
-        """Return an image of the split, cached before its augmentation if possible."""
-        image, augmentation = self.cache.get(position), self.augmentation
-        if image is None:
-            try:
-                image = self.decode(position)
-            except OSError as error:
-                if self.strict:
-                    raise
-                return Sample(position, error=str(error))
-            # Pillow uses four bytes per pixel.
-            size = image.nbytes if isinstance(image, np.ndarray) else 4 * math.prod(image.size)
-            if size <= self.budget:
-                self.budget -= size
-                self.cache[position] = image
-        size, box = self.spec.size, None
+        """Return an image of the split, augmented, or the error of its file."""
+        try:
+            image = self.decode(position)
+        except OSError as error:
+            if self.strict:
+                raise
+            return Sample(position, error=str(error))
+        augmentation, size, box = self.augmentation, self.spec.size, None
         if augmentation is not None and augmentation.by == "pillow":
             image = augmentation.pixels(image, size, random, self.spec.preprocessing.mean)
         if augmentation is not None and augmentation.erasing:
             box = draw_erasing(*size, augmentation.erasing, random)
         return Sample(position, image, box)
 
-    def mix(
-        self, samples: list[Sample], random: np.random.Generator, shard: int, num_shards: int
-    ) -> Batch:
-        """Return the batch of some samples, mixed, and normalized unless `as_uint8`."""
-        errors = tuple((self.split.id(s.position), s.error) for s in samples if s.image is None)
-        found, weights = [sample for sample in samples if sample.image is not None], None
-        if self.weighted:
-            samples += [Sample(0)] * (self.pad * (self.batch_size - len(samples)))
-            weights = np.array([sample.image is not None for sample in samples], "float32")
-            black = np.zeros((*self.spec.size, self.spec.channels), "uint8")
-            samples = [s if s.image is not None else s._replace(image=black) for s in samples]
-        elif not found:
-            raise OSError(f"no image of a batch can be decoded: {errors[0][1]}")
-        elif self.seed is None:
-            samples = found
+    def decode(self, position: int) -> Any:
+        """Return an image before augmentation, at the input size unless it will be cropped."""
+        if position in self.cache:
+            return self.cache[position]
+        images, crop = self.split.images, self.augmentation and self.augmentation.crop
+        if crop != "random_resized":
+            image = fit_to_model(images[position], self.spec, 1.0 if crop == "shift" else None)
+        elif self.spec.channels == 3 and not isinstance(images, ArrayImages):
+            image = images.picture(position)  # Cheaper to crop than an array.
         else:
-            others = itertools.cycle(found)
-            samples = [next(others) if s.image is None else s for s in samples]
+            image = with_channels(images[position], self.spec.channels)
+        # Pillow uses four bytes per pixel.
+        size = image.nbytes if isinstance(image, np.ndarray) else 4 * math.prod(image.size)
+        if size <= self.budget:
+            self.budget -= size
+            self.cache[position] = image
+        return image
+
+    def collate(self, samples: list[Sample], random: np.random.Generator) -> Batch:
+        """Return the batch of some samples, mixed."""
+        errors = tuple((self.split.id(s.position), s.error) for s in samples if s.image is None)
+        samples, weights = self.without_errors(samples)
         images: Any = [sample.image for sample in samples]
         if self.augmentation is not None and self.augmentation.by == "keras_cv":
             # By batches, because TensorFlow takes a second to set a seed.
@@ -187,19 +175,36 @@ class Loader:
         if self.soft is not None:
             labels = soft_labels(labels, self.soft)
         if self.mixing is not None:
-            images, labels = self.mixing(images, labels, random, shard, num_shards)
-        if not self.as_uint8:
-            images, boxes = self.normalize(images, boxes), None
+            images, labels = self.mixing(images, labels, random, *self.shard)
         return Batch(images, labels, weights, boxes, errors)
 
-    def normalize(self, images: np.ndarray, boxes: np.ndarray | None = None) -> np.ndarray:
-        """Return the input of the model from uint8 images, with boxes of noise."""
-        batch = np.empty(images.shape, "float32")
-        for i, image in enumerate(images):  # One by one, to stay in the CPU's cache.
-            normalize(image, self.spec.preprocessing, batch[i])
-            if boxes is not None:
-                erase_box(batch[i], boxes[i])
-        return batch
+    def without_errors(self, samples: list[Sample]) -> tuple[list[Sample], np.ndarray | None]:
+        """Return samples that have images, and their weights if there are any."""
+        found = [sample for sample in samples if sample.image is not None]
+        if self.weighted:
+            samples = samples + [Sample(0)] * (self.pad * (self.batch_size - len(samples)))
+            weights = np.array([sample.image is not None for sample in samples], "float32")
+            black = np.zeros((*self.spec.size, self.spec.channels), "uint8")
+            return [s if s.image is not None else s._replace(image=black) for s in samples], weights
+        if not found:
+            raise OSError(f"no image of a batch can be decoded: {samples[0].error}")
+        if self.seed is None:
+            return found, None
+        others = itertools.cycle(found)
+        return [next(others) if s.image is None else s for s in samples], None
+
+    def normalize(self, batch: Batch) -> Batch:
+        """Return a batch of float32 images, normalized for the model, with boxes of noise."""
+        images = np.empty(batch.images.shape, "float32")
+        for i, image in enumerate(batch.images):  # One by one, to stay in the CPU's cache.
+            normalize(image, self.spec.preprocessing, images[i])
+            if batch.boxes is not None:
+                erase_box(images[i], batch.boxes[i])
+        return batch._replace(images=images)
+
+    def pack(self, batch: Batch) -> Batch:
+        """Return a batch whose images have the form of `keras_vitx.pixels`."""
+        return batch._replace(images=packed(batch.images, self.spec.preprocessing, batch.boxes))
 
 
 @functools.lru_cache(maxsize=2)
@@ -208,119 +213,118 @@ def order(seed: int, epoch: int, count: int) -> np.ndarray:
     return np.random.default_rng((seed, epoch)).permutation(count)
 
 
-def _close(iterators: list[Any]) -> None:
-    while iterators:
-        iterators.pop().close()
-
-
 class ImageBatches(PyDataset):
-    """Batches of a `Loader`, functions of the epoch and the index only, in any order of access.
+    """The batches of a `Loader`, functions of the epoch and the index only, in any order of access.
 
-    They are normalized for a model; `unreadable` has errors by id of the image. Grain prefetches in
-    threads or, with `workers`, in processes, which import the main module and pass images on as
-    uint8, normalized afterwards; those of a loader with a seed, beyond the end of an epoch. Keras's
-    workers are not used, as they mix batches of two epochs.
+    Images are normalized for a model or, with `pixels`, have the form of `keras_vitx.pixels`.
+    Grain prefetches batches in threads or, with `workers`, in processes, which import the main
+    module; those of a loader with a seed, beyond the end of an epoch. Keras's workers are not used,
+    as they mix batches of two epochs.
 
     A full iteration starts the next epoch by `on_epoch_end`, as does Keras's `fit`, which also
     calls it before the first epoch. To keep in step with Keras, call `set_epoch` in the
     `on_epoch_begin` of a callback.
 
     Attributes:
+        unreadable: Errors by id of the image.
         steps: Number of batches per epoch of a training, whatever the number of images; None for
             one pass over them.
     """
 
-    is_packed = False
-
-    def __init__(self, *arguments: Any, workers: int = 0, **options: Any):
+    def __init__(
+        self,
+        loader: Loader,
+        workers: int = 0,
+        pixels: bool = False,
+        steps: int | None = None,
+        changes: Sequence[Callable[[int, tuple], tuple]] = (),
+    ):
         super().__init__(workers=1)
-        self.loader = loader = Loader(*arguments, **options)
-        self.processes, self.endless = workers, loader.seed is not None
-        self.split, self.batch_size = loader.split, loader.batch_size
+        self.loader, self.processes, self.pixels = loader, workers, pixels
+        self.steps, self.changes, self.epoch = steps, tuple(changes), 0
         self.unreadable: dict[Any, str] = {}
-        loader.budget = IN_MEMORY_BYTES // max(workers, 1)
-        loader.as_uint8 = workers > 0
-        self._lock = threading.Lock()
-        self.epoch, self._next, self._recent = 0, None, {}
-        self.steps: int | None = None
+        loader.budget, loader.cache = IN_MEMORY_BYTES // max(workers, 1), {}
+        self._lock, self._recent, self._next = threading.Lock(), {}, -1
         self._iterators: list[Any] = []
         # Also when the program ends, or processes would leave shared memory behind.
         weakref.finalize(self, _close, self._iterators)
 
+    def replace(self, **options: Any) -> "ImageBatches":
+        """Return these batches with other options of the loader, `pixels`, `steps` or `changes`."""
+        own = {name: getattr(self, name) for name in ("pixels", "steps", "changes")}
+        own |= {name: options.pop(name) for name in own.keys() & options.keys()}
+        return type(self)(dataclasses.replace(self.loader, **options), self.processes, **own)
+
+    def map(self, change: Callable[[int, tuple], tuple]) -> "ImageBatches":
+        """Return these batches changed by a function of the index and the batch.
+
+        It is called in the thread that reads them, so it may call a model.
+        """
+        return self.replace(changes=(*self.changes, change))
+
+    @property
+    def split(self) -> Split:
+        return self.loader.split
+
+    @property
+    def batch_size(self) -> int:
+        return self.loader.batch_size
+
     def __len__(self) -> int:
         return self.steps or len(self.loader)
 
-    def dataset(self, *shard: int) -> Any:
-        """Return batches i of epochs e, before `to_inputs`, as elements `e * len(self) + i`."""
-        return self.loader.dataset(*shard)
+    def dataset(self) -> Any:
+        """Return a `grain.MapDataset` of batches i of epochs e, element `e * len(self) + i`."""
+        return self._finished(self.loader.dataset())
 
-    def to_inputs(self, batch: Batch) -> tuple:
-        """Convert a batch of the dataset for `fit`. Called in the training process."""
-        import keras
-
-        # Arrays from Grain's processes are of a subclass in shared memory.
-        images, labels, weights, boxes = keras.tree.map_structure(
-            lambda array: array if type(array) is np.ndarray else np.array(array), tuple(batch[:4]),
-            none_is_leaf=False,
-        )  # fmt: skip
-        for name, error in batch.errors:
-            if name not in self.unreadable:
-                self.unreadable[name] = error
-                log.warning("An image is skipped (%d so far): %s", len(self.unreadable), error)
-        if self.is_packed:
-            images = packed(images, self.loader.spec.preprocessing, boxes)
-        elif images.dtype == np.uint8:
-            images = self.loader.normalize(images, boxes)
-        return (images, labels) if weights is None else (images, labels, weights)
+    def _finished(self, dataset: Any) -> Any:
+        """Return a dataset of `Batch` with the steps that this process does itself."""
+        form = self.loader.pack if self.pixels else self.loader.normalize
+        return dataset.map(form).map(functools.partial(_note_errors, self.unreadable))
 
     def __getitem__(self, index: int) -> tuple:
-        return self.get(index)
-
-    def get(self, index: int, *shard: int) -> tuple:
-        """Return batch `index` of the current epoch; `shard` is passed to `dataset`."""
         if not 0 <= index < len(self):
             raise IndexError(f"batch {index} of {len(self)}")
+        # Batches of an evaluation are the same in each epoch.
+        step = index if self.loader.seed is None else self.epoch * len(self) + index
         with self._lock:
-            key = self.epoch * len(self) + index, shard
-            if key not in self._recent:
-                batch = self.to_inputs(self._read(*key))
+            if step not in self._recent:
+                batch = self._read(step)
+                for change in self.changes:
+                    batch = change(index, batch)
                 # Keras reads the first two batches once before it begins.
-                self._recent = {**dict([*self._recent.items()][-1:]), key: batch}
-            return self._recent[key]
+                self._recent = {**dict([*self._recent.items()][-1:]), step: batch}
+            return self._recent[step]
 
-    def _read(self, step: int, shard: tuple[int, ...]) -> Any:
+    def _read(self, step: int) -> tuple:
         """Return the batch of a step, from the iterator if it follows the last step."""
-        follows, self._next = self._next == (step, shard), (step + 1, shard)
+        follows, self._next = self._next == step, step + 1
         if not follows:
             _close(self._iterators)
-            return self.dataset(*shard)[step]
+            return self.dataset()[step]
+        if not self._iterators:
+            self._iterators.append(self._prefetch(step))
+            if self.processes:  # They start with the first batch.
+                os.environ[WORKER] = "1"
         try:
-            if not self._iterators:
-                stop = None if self.endless else (step // len(self) + 1) * len(self)
-                self._iterators.append(self._prefetch(self.dataset(*shard)[step:stop]))
-                if self.processes:  # They start with the first batch.
-                    os.environ[WORKER] = "1"
-            batch = next(self._iterators[0])
-        except BaseException:
-            _close(self._iterators)
-            raise
+            return next(self._iterators[0])
         finally:
             os.environ.pop(WORKER, None)
-        if not self.endless and (step + 1) % len(self) == 0:
-            _close(self._iterators)
-        return batch
 
-    def _prefetch(self, dataset: Any) -> Any:
-        """Return an iterator of a `grain.MapDataset`, in threads or processes."""
+    def _prefetch(self, step: int) -> Any:
+        """Return an iterator of batches from a step on, in threads or processes."""
         from absl import flags
         from grain import MultiprocessingOptions, ReadOptions
 
+        rest = slice(step, len(self) if self.loader.seed is None else None)
         if not self.processes:
             threads = min(os.cpu_count() or 1, MAX_THREADS)
-            return iter(dataset.to_iter_dataset(ReadOptions(threads, threads)))
+            return iter(self.dataset()[rest].to_iter_dataset(ReadOptions(threads, threads)))
         flags.FLAGS.is_parsed() or flags.FLAGS.mark_as_parsed()  # Grain's processes read flags.
         options = MultiprocessingOptions(self.processes, per_worker_buffer_size=2)
-        return iter(dataset.to_iter_dataset(ReadOptions(1, 1)).mp_prefetch(options))
+        batches = self.loader.dataset()[rest].to_iter_dataset(ReadOptions(1, 1))
+        batches = batches.mp_prefetch(options).map(lambda batch: Batch(*map(_own, batch)))
+        return iter(self._finished(batches))
 
     def __iter__(self):
         for index in range(len(self)):
@@ -333,36 +337,26 @@ class ImageBatches(PyDataset):
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch
 
-    @contextlib.contextmanager
-    def as_pixels(self) -> Iterator[None]:
-        """Return a context in which batches have the form of `keras_vitx.pixels`, for `fit`."""
-        self._set_form(is_packed=True)
-        try:
-            yield
-        finally:
-            self._set_form(is_packed=False)
-
-    def _set_form(self, is_packed):
-        with self._lock:
-            self.is_packed, self._recent = is_packed, {}
-            if not self.processes:
-                self.loader.as_uint8 = is_packed
-                _close(self._iterators)  # They hold batches of the other form.
-
-
-class TrainingBatches(ImageBatches):
-    """Shuffled, augmented and mixed images, in full batches only; arguments as `Loader`."""
-
     def ids(self, epoch: int, index: int) -> list[Any]:
         """Return the ids of the images of a batch: paths, or indices in the source."""
         first = (epoch * len(self) + index) * self.batch_size
         return [self.split.id(self.loader.position(first + i)) for i in range(self.batch_size)]
 
 
-class EvaluationBatches(ImageBatches):
-    """Images in order, with the evaluation transform; arguments as `Loader`."""
+def _close(iterators: list[Any]) -> None:
+    while iterators:
+        iterators.pop().close()
 
-    def weighted(self) -> "EvaluationBatches":
-        """Return these batches with weights (batch,), 0 for images that can't be decoded."""
-        options = {name: getattr(self.loader, name) for name in Loader.__match_args__}
-        return EvaluationBatches(**options | {"weighted": True})
+
+def _own(value: Any) -> Any:
+    """Copy arrays of Grain's processes, which are of a subclass in shared memory."""
+    return np.array(value) if isinstance(value, np.ndarray) else value
+
+
+def _note_errors(unreadable: dict[Any, str], batch: Batch) -> tuple:
+    """Return a batch for `fit`, and add its errors to those that are known."""
+    for name, error in batch.errors:
+        if name not in unreadable:
+            unreadable[name] = error
+            log.warning("An image is skipped (%d so far): %s", len(unreadable), error)
+    return tuple(batch[:2] if batch.weights is None else batch[:3])

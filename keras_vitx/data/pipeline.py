@@ -75,6 +75,7 @@ def pipelines(
     seed: int = 0,
     pad: bool = False,
     workers: int = 0,
+    pixels: bool = False,
 ) -> Pipelines:
     """Return the training, validation and test batches of `source` for `model`.
 
@@ -106,13 +107,15 @@ def pipelines(
         workers: Number of processes that make training batches; 0 for threads of this process,
             which Python's lock slows down from about four cores on. Processes copy arrays, and
             start by importing the main module: a script needs `if __name__ == "__main__":`.
+        pixels: Whether images are uint8 pixels with the statistics that normalize them
+            (`keras_vitx.pixels`), a quarter of the bytes, which a `Chain` takes in `fit`.
 
     Raises:
         ValueError: if an argument is out of range, the source is invalid, or it has more classes
             than the model has outputs.
         OSError: if a file can't be read.
     """
-    from keras_vitx.data.loading import EvaluationBatches, TrainingBatches  # imports Keras
+    from keras_vitx.data.loading import ImageBatches, Loader  # imports Keras
 
     augmentation, mixing = Augmentation.of(augmentation), Mixing.of(mixing)
     spec, classes = ModelInput.of(model), model.output_shape[-1]
@@ -126,21 +129,11 @@ def pipelines(
     if names and len(names) < classes:
         text = "The source %s has %d classes, the model %d outputs."
         log.warning(text, source.name, len(names), classes)
-    soft = None if mixing is None else classes
-    train = TrainingBatches(
-        source.train,
-        spec,
-        batch_size,
-        augmentation,
-        mixing,
-        seed,
-        soft=soft,
-        strict=source.strict,
-        workers=workers,
-    )
+    options = {"soft": None if mixing is None else classes, "strict": source.strict}
+    train = Loader(source.train, spec, batch_size, augmentation, mixing, seed, **options)
     validation, test = (
-        split
-        and EvaluationBatches(split, spec, batch_size, pad=pad, soft=soft, strict=source.strict)
+        split and ImageBatches(Loader(split, spec, batch_size, pad=pad, **options), pixels=pixels)
         for split in (source.validation, source.test)
     )
+    train = ImageBatches(train, workers, pixels)
     return Pipelines(train, validation, source.class_names, source.skipped, test)

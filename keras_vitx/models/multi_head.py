@@ -65,13 +65,6 @@ class MultiHeadTraining:
         # Before Keras compares the names of inputs.
         return super().__call__(unpacked(inputs), *args, **kwargs)
 
-    @functools.wraps(keras.Model.fit, assigned=())
-    def fit(self, x=None, *args, **kwargs):
-        """Train as Keras does; batches of `keras_vitx.data` cross to the device as pixels."""
-        own = type(self).train_step is not MultiHeadTraining.train_step  # It expects images.
-        with contextlib.nullcontext() if own else getattr(x, "as_pixels", contextlib.nullcontext)():
-            return super().fit(x, *args, **kwargs)
-
     def train_step(self, *args):
         """Run a step of `fit` or `train_on_batch`, whose losses get logits.
 

@@ -144,11 +144,6 @@ class BatchTransform(keras.utils.PyDataset):
         wrapped.batches = batches
         return wrapped
 
-    def as_pixels(self) -> contextlib.AbstractContextManager:
-        """Return that of the wrapped batches, if they have it and `transform` takes pixels."""
-        inner = getattr(self.batches, "as_pixels", None) if self.keeps_images else None
-        return inner() if inner else contextlib.nullcontext()
-
     def __len__(self) -> int:
         return len(self.batches)
 

@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -109,10 +108,9 @@ class Evaluator(keras.Model):
         self.reset()
         dataset = shard_of(dataset, pad=True)
         try:
-            with getattr(dataset, "as_pixels", nullcontext)():
-                results = self.evaluate(
-                    dataset, verbose=verbose, callbacks=[Replicate()], return_dict=True
-                )
+            results = self.evaluate(
+                dataset, verbose=verbose, callbacks=[Replicate()], return_dict=True
+            )
         finally:
             restore_variables(self)
         errors = getattr(dataset, "unreadable", None)
@@ -180,7 +178,9 @@ def evaluate(
         OSError: if the data can't be read.
     """
     outputs = outputs_of(model)
-    split, batches, class_names = evaluation_split(source, model, split, batch_size, crop_ratio)
+    split, batches, class_names = evaluation_split(
+        source, model, split, batch_size, crop_ratio, pixels=perturb is None
+    )
     task = task_of(outputs, labels_of(batches))
     order, names = _match_outputs(model, class_names, max(outputs.classes, 2))
     if restrict:

@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 
+from keras_vitx.outputs import is_chain
 from keras_vitx.training import recipes
 from keras_vitx.training.callbacks import (
     AverageWeights,
@@ -87,7 +88,10 @@ def fit(
     check_devices(None, model)
     classifier = Classifier.of(model)
     apply_settings(model, recipe)
-    how_to_load |= {"class_weight": class_weight, "seed": seed}
+    # A teacher, and a user's own `train_step`, take images.
+    is_own_step = type(model).train_step.__module__.startswith("keras_vitx.")
+    pixels = teacher is None and is_chain(model) and is_own_step
+    how_to_load |= {"class_weight": class_weight, "seed": seed, "pixels": pixels}
     data = open_data(source, model, recipe, settings, **how_to_load)
     recipe, train = data.recipe, data.train
     loss, of_task = None, {}
@@ -97,6 +101,7 @@ def fit(
     distillation = with_teacher(classifier, teacher, recipe, data.class_names)
     if distillation is not None:
         train = distillation.batches(train, model)
+    train = shard_of(train)
     evaluator = compile_model(classifier, recipe, data.steps, loss, of_task, distillation)
 
     first = [Replicate(), *epoch_setter(train), AverageWeights(), StopAtNonFinite()]
@@ -113,7 +118,7 @@ def fit(
         log.info("The run is in %s, from epoch %d on.", output, initial_epoch + 1)
     with best:
         history = model.fit(
-            shard_of(train),
+            train,
             epochs=recipe.all_epochs,
             initial_epoch=initial_epoch,
             steps_per_epoch=data.steps_per_epoch,

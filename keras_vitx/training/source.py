@@ -11,7 +11,7 @@ import numpy as np
 
 from keras_vitx import data
 from keras_vitx.checks import check
-from keras_vitx.data.loading import EvaluationBatches, ImageBatches
+from keras_vitx.data.loading import ImageBatches, Loader
 from keras_vitx.outputs import Outputs, Task, task_of
 from keras_vitx.preprocessing import ModelInput
 from keras_vitx.text import shortened
@@ -67,6 +67,7 @@ def open_data(
     class_weight: Mapping[Any, float] | None = None,
     seed: int = 0,
     workers: int = 0,
+    pixels: bool = False,
     **how_to_load: Any,
 ) -> TrainingData:
     """Open a source of `fit` for a model; settings in `fixed` are not adapted to it.
@@ -96,6 +97,7 @@ def open_data(
             seed=seed,
             pad=in_use().replicas > 1,
             workers=workers,
+            pixels=pixels,
         )
         names, classes = batches.class_names or (), model.output_shape[-1]
         # `pipelines` raises an error for more classes than outputs.
@@ -194,7 +196,8 @@ def are_numbers(class_names: Sequence[str]) -> bool:
 
 def weighted(batches: Any) -> Any:
     """Return evaluation batches of a data set in which what can't be decoded has weight 0."""
-    return batches.weighted() if isinstance(batches, EvaluationBatches) else batches
+    is_evaluation = isinstance(batches, ImageBatches) and batches.loader.seed is None
+    return batches.replace(weighted=True) if is_evaluation else batches
 
 
 def evaluation_split(
@@ -203,6 +206,7 @@ def evaluation_split(
     split: SplitName | None,
     batch_size: int,
     crop_ratio: float | None = None,
+    pixels: bool = False,
 ) -> tuple[str, Any, tuple[str, ...] | None]:
     """Return the name of a split, its images as batches in fixed order, and the class names."""
     is_single, batches = is_batches(source), own_batches(source)
@@ -226,7 +230,8 @@ def evaluation_split(
             preprocessing = inputs.preprocessing.replace(crop_ratio=crop_ratio)
             inputs = replace(inputs, preprocessing=preprocessing)
         pad = in_use().replicas > 1
-        found = EvaluationBatches(found, inputs, batch_size, pad=pad, strict=strict)
+        loader = Loader(found, inputs, batch_size, strict=strict, pad=pad)
+        found = ImageBatches(loader, pixels=pixels)
     return split, weighted(found), opened.class_names
 
 

@@ -11,7 +11,7 @@ import keras
 import numpy as np
 
 from keras_vitx.data.augmentation.mixing import shard_of_batch
-from keras_vitx.data.loading import TrainingBatches
+from keras_vitx.data.loading import ImageBatches
 from keras_vitx.keras_internals import sublayers
 from keras_vitx.training.batches import BatchTransform
 from keras_vitx.training.devices import Devices, check_batch, copies_of, in_use
@@ -40,6 +40,12 @@ def _shard_of(batches, pad):
     if isinstance(batches, BatchTransform) and batches.elementwise:
         # For example, a teacher predicts only the images of this process.
         return batches.with_batches(_shard_of(batches.batches, pad))
+    # Under JAX, images keep their order, as random numbers are those of the whole batch.
+    by_pairs = keras.backend.backend() == "torch"
+    if by_pairs and isinstance(batches, ImageBatches) and batches.loader.seed is not None:
+        check_batch(batches.batch_size, devices)
+        if batches.batch_size // devices.processes % 2 == 0:  # Only these images are loaded.
+            return batches.replace(shard=(devices.process, devices.processes))
     return Shard(batches, devices, pad)
 
 
@@ -53,13 +59,8 @@ class Shard(BatchTransform):
         self.devices, self.pad = devices, pad
 
     def __getitem__(self, index: int) -> tuple:
-        devices, batches = self.devices, self.batches
-        # Under JAX, images keep their order, as random numbers are those of the whole batch.
+        devices = self.devices
         by_pairs = keras.backend.backend() == "torch"
-        if by_pairs and isinstance(batches, TrainingBatches):
-            check_batch(batches.batch_size, devices)
-            if batches.batch_size // devices.processes % 2 == 0:  # Only these images are loaded.
-                return batches.get(index, devices.process, devices.processes)
         batch = self.wrapped_batch(index)
         images = len(keras.tree.flatten(batch[0])[0])
         missing = -images % devices.replicas
