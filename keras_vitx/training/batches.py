@@ -1,6 +1,5 @@
 """Batches that change others, whatever their source."""
 
-import contextlib
 import copy
 import logging
 import sys

@@ -16,7 +16,6 @@ import numpy as np
 import keras_vitx as kv
 from keras_vitx.models import multi_head
 from keras_vitx.pixels import unpacked
-from keras_vitx.training.batches import BatchTransform
 
 BACKEND = keras.backend.backend()
 CROSSED = set()
@@ -72,9 +71,8 @@ def plain(as_floats=False):
     model = model_of("Random")
     model.compile("sgd", "sparse_categorical_crossentropy")
     erasing = kv.data.Augmentation(erasing=0.8)
-    batches = kv.data.pipelines(SOURCE, model, 16, augmentation=erasing).train
-    if as_floats:
-        batches = BatchTransform(batches, lambda *batch: batch[:2], elementwise=True)
+    options = {"augmentation": erasing, "pixels": not as_floats}
+    batches = kv.data.pipelines(SOURCE, model, 16, **options).train
     states = Distinct()
     history = kv.fit(model, batches, epochs=2, warmup_epochs=0, callbacks=[states])
     counts = {**states.counts, "moving_mean": states.count("mean")}

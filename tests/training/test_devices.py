@@ -15,7 +15,6 @@ from training.fitting import small
 import keras_vitx as kv
 from keras_vitx.data.augmentation.mixing import shard_of_batch
 from keras_vitx.models import Chain
-from keras_vitx.training.batches import BatchTransform
 from keras_vitx.training.devices import Devices
 from keras_vitx.training.devices.replicas import Sent, Shard
 
@@ -104,13 +103,15 @@ def test_labels_and_pixels_are_copied_before_keras_does(monkeypatch):
     )
     source = np.zeros((8, 4, 4, 1), "uint8"), np.arange(8) % 2
     other, model = small(), kv.ViT(8, 1, 1, patch_size=4, input_shape=(4, 4, 1), classes=2)
-    batches = kv.data.pipelines(source, model, 4, validation_split=0).train
-    own = BatchTransform(batches, lambda images, labels, index: (images, labels))
+    own, batches = (
+        kv.data.pipelines(source, model, 4, validation_split=0, pixels=pixels).train
+        for pixels in (False, True)
+    )
     pixels, floats = ["float32", "int32", "uint8"], ["float32", "int32"]
     for trained, each, kinds in (
         (model, batches, pixels),
         (model, own, floats),
-        (other, batches, floats),
+        (other, own, floats),
     ):
         trained.compile("sgd", "sparse_categorical_crossentropy")
         copied.clear()
@@ -191,7 +192,7 @@ def test_a_process_makes_its_images_only(mixing):
     rows = [shard_of_batch(8, shard, 2) for shard in range(2)]
     assert sorted(np.concatenate(rows)) == list(range(8))
     for shard, own in enumerate(rows):
-        some_images, some_labels = train.get(1, shard, 2)
+        some_images, some_labels = train.replace(shard=(shard, 2))[1]
         assert len(own) == 4
         assert np.array_equal(images[own], some_images)
         assert np.array_equal(labels[own], some_labels)
