@@ -165,7 +165,7 @@ def test_keras_cv_makes_the_same_batches_from_a_seed():
     found = keras_cv_batches()
     # Again, after another.
     (images, labels), (others, _), (again, _) = (
-        found.to_inputs(found.dataset()[i]) for i in (0, 1, 0)
+        found.dataset()[i] for i in (0, 1, 0)
     )
     np.testing.assert_array_equal(images, again)
     assert images.shape == (4, 16, 16, 3) and images.dtype == np.float32
