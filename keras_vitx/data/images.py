@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
+from keras_vitx.checks import check
 from keras_vitx.data.decoding import as_mode, decode_image
 from keras_vitx.preprocessing import (
     MAX_VALUES,
@@ -53,14 +54,15 @@ def pixels_of(image) -> np.ndarray:
         is_content = isinstance(image, (bytes, bytearray))
         return decode_image(io.BytesIO(image) if is_content else image)
     image = np.asarray(as_mode(image, "RGB") if isinstance(image, Image.Image) else image)
-    if image.ndim == 2:
-        image = image[..., None]
-    if image.ndim != 3:
-        raise ValueError(
-            "`images` must be arrays (height, width), (height, width, channels) or one array "
-            f"(n, height, width, channels). Received: shape {image.shape}."
-        )
-    return _as_levels(image)
+    rule = "`images` must be arrays (height, width[, channels]) or (n, height, width, channels)."
+    return _as_levels(with_channel_axis(image, 3, rule))
+
+
+def with_channel_axis(images: np.ndarray, axes: int, rule: str) -> np.ndarray:
+    """Return images with an axis of channels; a ValueError of the `rule` for other `axes`."""
+    images = images[..., None] if images.ndim == axes - 1 else images
+    check(images.ndim == axes, rule, images.shape)
+    return images
 
 
 def _as_levels(images: np.ndarray) -> np.ndarray:

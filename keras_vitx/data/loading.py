@@ -72,8 +72,8 @@ class Loader:
     With a `seed`, images are shuffled, batches are full, and another image of a batch replaces one
     that can't be decoded. Without, images are in order, and those are omitted or, if `weighted`,
     black with weight 0, as is what `pad` adds. `soft` is the number of classes for soft labels.
-    `shard` is the number of this shard of each batch, and that of all of them. Up to `budget` bytes
-    of decoded images are cached.
+    `shard` is the number of this shard of each batch, and that of all of them. With `workers`,
+    processes make the batches. `unreadable` has the errors by the ids of their images.
     """
 
     split: Split
@@ -87,10 +87,12 @@ class Loader:
     pad: bool = False
     weighted: bool = False
     shard: tuple[int, int] = (0, 1)
-    budget: int = 0
-    cache: dict[int, Any] = field(default_factory=dict)
+    workers: int = 0
+    unreadable: dict[Any, str] = field(default_factory=dict)
 
     def __post_init__(self):
+        self.cache: dict[int, Any] = {}
+        self.budget = IN_MEMORY_BYTES // max(self.workers, 1)
         if self.seed is not None:
             self.batch_size = min(self.batch_size, self.split.size)
         if self.augmentation is not None:
@@ -226,7 +228,6 @@ class ImageBatches(PyDataset):
     `on_epoch_begin` of a callback.
 
     Attributes:
-        unreadable: Errors by id of the image.
         steps: Number of batches per epoch of a training, whatever the number of images; None for
             one pass over them.
     """
@@ -234,26 +235,29 @@ class ImageBatches(PyDataset):
     def __init__(
         self,
         loader: Loader,
-        workers: int = 0,
         pixels: bool = False,
         steps: int | None = None,
         changes: Sequence[Callable[[int, tuple], tuple]] = (),
     ):
         super().__init__(workers=1)
-        self.loader, self.processes, self.pixels = loader, workers, pixels
-        self.steps, self.changes, self.epoch = steps, tuple(changes), 0
-        self.unreadable: dict[Any, str] = {}
-        loader.budget, loader.cache = IN_MEMORY_BYTES // max(workers, 1), {}
+        self.loader, self.pixels, self.steps, self.changes = loader, pixels, steps, tuple(changes)
+        self.epoch = 0
         self._lock, self._recent, self._next = threading.Lock(), {}, -1
         self._iterators: list[Any] = []
         # Also when the program ends, or processes would leave shared memory behind.
         weakref.finalize(self, _close, self._iterators)
 
     def replace(self, **options: Any) -> "ImageBatches":
-        """Return these batches with other options of the loader, `pixels`, `steps` or `changes`."""
+        """Return these batches with other options of the loader, `pixels`, `steps` or `changes`.
+
+        With `pad=True`, the last batch of an evaluation is filled with black images, and batches
+        have weights `(batch,)`, 0 for padding: `keras.distribution` splits batches evenly.
+        """
         own = {name: getattr(self, name) for name in ("pixels", "steps", "changes")}
         own |= {name: options.pop(name) for name in own.keys() & options.keys()}
-        return type(self)(dataclasses.replace(self.loader, **options), self.processes, **own)
+        # What is decoded stays, unless it may become something else.
+        loader = dataclasses.replace(self.loader, **options) if options else self.loader
+        return type(self)(loader, **own)
 
     def map(self, change: Callable[[int, tuple], tuple]) -> "ImageBatches":
         """Return these batches changed by a function of the index and the batch.
@@ -269,6 +273,11 @@ class ImageBatches(PyDataset):
     @property
     def batch_size(self) -> int:
         return self.loader.batch_size
+
+    @property
+    def unreadable(self) -> dict[Any, str]:
+        """Errors by the ids of their images."""
+        return self.loader.unreadable
 
     def __len__(self) -> int:
         return self.steps or len(self.loader)
@@ -304,7 +313,7 @@ class ImageBatches(PyDataset):
             return self.dataset()[step]
         if not self._iterators:
             self._iterators.append(self._prefetch(step))
-            if self.processes:  # They start with the first batch.
+            if self.loader.workers:  # They start with the first batch.
                 os.environ[WORKER] = "1"
         try:
             return next(self._iterators[0])
@@ -317,11 +326,11 @@ class ImageBatches(PyDataset):
         from grain import MultiprocessingOptions, ReadOptions
 
         rest = slice(step, len(self) if self.loader.seed is None else None)
-        if not self.processes:
+        if not self.loader.workers:
             threads = min(os.cpu_count() or 1, MAX_THREADS)
             return iter(self.dataset()[rest].to_iter_dataset(ReadOptions(threads, threads)))
         flags.FLAGS.is_parsed() or flags.FLAGS.mark_as_parsed()  # Grain's processes read flags.
-        options = MultiprocessingOptions(self.processes, per_worker_buffer_size=2)
+        options = MultiprocessingOptions(self.loader.workers, per_worker_buffer_size=2)
         batches = self.loader.dataset()[rest].to_iter_dataset(ReadOptions(1, 1))
         batches = batches.mp_prefetch(options).map(lambda batch: Batch(*map(_own, batch)))
         return iter(self._finished(batches))

@@ -1,7 +1,7 @@
 """Input pipelines: batches of training, validation and test images from a source."""
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -38,11 +38,6 @@ class Pipelines(NamedTuple):
     skipped: tuple[Path, ...] = ()
     test: "keras.utils.PyDataset | None" = None
 
-    def map(self, function: Callable[[Any], Any]) -> "Pipelines":
-        """Return the result of `function` of the batches of each split (which may be None)."""
-        splits = {name: function(getattr(self, name)) for name in ("train", "validation", "test")}
-        return self._replace(**splits)
-
     @property
     def train_size(self) -> int | None:
         """Number of training images; None if unknown."""
@@ -73,7 +68,6 @@ def pipelines(
     mixing: Mixing | Mapping[str, Any] | None = None,
     validation_split: float | Iterable[str | int] = 0.1,
     seed: int = 0,
-    pad: bool = False,
     workers: int = 0,
     pixels: bool = False,
 ) -> Pipelines:
@@ -101,9 +95,6 @@ def pipelines(
             float32 (batch, classes).
         validation_split: As in `load_dataset`, if the source has no validation images.
         seed: Seed of the order, the augmentation and the split.
-        pad: Whether to fill the last validation and test batch with black images, and to add
-            weights (batch,) to each batch: 1 for an image, 0 for padding. Needed by
-            `keras.distribution`, which splits batches evenly between devices.
         workers: Number of processes that make training batches; 0 for threads of this process,
             which Python's lock slows down from about four cores on. Processes copy arrays, and
             start by importing the main module: a script needs `if __name__ == "__main__":`.
@@ -130,10 +121,12 @@ def pipelines(
         text = "The source %s has %d classes, the model %d outputs."
         log.warning(text, source.name, len(names), classes)
     options = {"soft": None if mixing is None else classes, "strict": source.strict}
-    train = Loader(source.train, spec, batch_size, augmentation, mixing, seed, **options)
+    train = Loader(
+        source.train, spec, batch_size, augmentation, mixing, seed, workers=workers, **options
+    )
     validation, test = (
-        split and ImageBatches(Loader(split, spec, batch_size, pad=pad, **options), pixels=pixels)
+        split and ImageBatches(Loader(split, spec, batch_size, **options), pixels)
         for split in (source.validation, source.test)
     )
-    train = ImageBatches(train, workers, pixels)
+    train = ImageBatches(train, pixels)
     return Pipelines(train, validation, source.class_names, source.skipped, test)

@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import keras
@@ -10,15 +9,16 @@ import numpy as np
 from keras import ops
 
 from keras_vitx.backend import restore_variables
+from keras_vitx.data.loading import ImageBatches
 from keras_vitx.data.predictions import imagenet_classes
 from keras_vitx.data.sources.names import numbers_of
 from keras_vitx.outputs import Task, class_names_of, outputs_of, task_of
 from keras_vitx.pixels import unpacked
 from keras_vitx.text import shortened
-from keras_vitx.training.batches import BatchTransform, labels_of
+from keras_vitx.training.batches import labels_and_size, map_batches
 from keras_vitx.training.devices import in_use
-from keras_vitx.training.devices.replicas import Replicate, shard_of
-from keras_vitx.training.source import SplitName, are_numbers, checked, evaluation_split
+from keras_vitx.training.devices.replicas import Replicate, copy_to_gpu, shard_of
+from keras_vitx.training.source import SplitName, are_numbers, evaluation_split
 
 
 class LossPerImage(keras.metrics.Metric):
@@ -106,16 +106,16 @@ class Evaluator(keras.Model):
         """
         # Under TensorFlow, the first `evaluate` does not reset the metrics of training.
         self.reset()
-        dataset = shard_of(dataset, pad=True)
+        dataset = copy_to_gpu(shard_of(dataset, pad=True))
         try:
             results = self.evaluate(
                 dataset, verbose=verbose, callbacks=[Replicate()], return_dict=True
             )
         finally:
             restore_variables(self)
-        errors = getattr(dataset, "unreadable", None)
-        if errors and not self.count():
-            raise OSError(f"no image of the data can be decoded: {next(iter(errors.values()))}")
+        if isinstance(dataset, ImageBatches) and dataset.unreadable and not self.count():
+            error = next(iter(dataset.unreadable.values()))
+            raise OSError(f"no image of the data can be decoded: {error}")
         # Keras's own mean loss includes padding.
         results["loss"] = results.pop("loss_per_image")
         return results
@@ -181,7 +181,6 @@ def evaluate(
     split, batches, class_names = evaluation_split(
         source, model, split, batch_size, crop_ratio, pixels=perturb is None
     )
-    task = task_of(outputs, labels_of(batches))
     order, names = _match_outputs(model, class_names, max(outputs.classes, 2))
     if restrict:
         if order is None:
@@ -190,7 +189,8 @@ def evaluate(
                 "Received: True."
             )
         order, names = order[: len(class_names)], names[: len(class_names)]
-        task = replace(task, outputs=outputs._replace(classes=len(order)))
+        outputs = outputs._replace(classes=len(order))
+    task = task_of(outputs, labels_and_size(batches)[0])
     if predictions and task.kind == "regression":
         raise ValueError("`predictions` must be False for regression. Received: True.")
     if perturb is not None:
@@ -199,11 +199,11 @@ def evaluate(
                 "`source` must be a source or a `keras.utils.PyDataset` with `perturb`, on one "
                 f"device. Received: {type(batches).__name__}, on {in_use().count} devices."
             )
-        batches = BatchTransform(batches, _perturbation(perturb, order))
+        batches = map_batches(batches, _perturbation(perturb, order))
     normalize = restrict and outputs.kind == "softmax"
     evaluator = Evaluator(model, task.loss(), task.metrics(), order, normalize, flips)
     shows_progress = keras.config.is_interactive_logging_enabled() and sys.stdout.isatty()
-    metrics = evaluator.measure(checked(batches, task), verbose=int(shows_progress))
+    metrics = evaluator.measure(batches, verbose=int(shows_progress))
     results = {"split": split, "images": evaluator.count(), **metrics}
     if predictions:
         labels, probabilities = _predictions_of(evaluator, batches, task)
@@ -235,15 +235,16 @@ def _predictions_of(
 
 
 def _perturbation(perturb, order):
-    """Return `perturb` as a transform of batches; `order` has the output of each label, if any."""
+    """Return `perturb` as a step of batches; `order` has the output of each label, if any."""
 
-    def transform(images, labels, index):
+    def change(index, batch):
+        images, labels, *weights = batch
         outputs = np.asarray(labels)
         if order is not None and outputs.ndim == 1:
             outputs = np.asarray(order)[outputs]
-        return perturb(images, outputs, index), labels
+        return perturb(images, outputs, index), labels, *weights
 
-    return transform
+    return change
 
 
 def _match_outputs(

@@ -18,7 +18,7 @@ from keras_vitx.training.callbacks import (
 )
 from keras_vitx.training.classifier import Classifier
 from keras_vitx.training.devices import check_devices
-from keras_vitx.training.devices.replicas import Replicate, shard_of
+from keras_vitx.training.devices.replicas import Replicate, copy_to_gpu, shard_of
 from keras_vitx.training.prepare import (
     apply_settings,
     compile_model,
@@ -28,7 +28,7 @@ from keras_vitx.training.prepare import (
 from keras_vitx.training.recipe import Recipe
 from keras_vitx.training.restart import Restart
 from keras_vitx.training.run import RESTART, history_logger, new_run, record_of, write_run
-from keras_vitx.training.source import epoch_setter, open_data
+from keras_vitx.training.source import epoch_setters, open_data
 
 log = logging.getLogger(__name__)
 HOW_TO_LOAD = ("validation_split", "fraction", "workers")
@@ -93,7 +93,7 @@ def fit(
     pixels = teacher is None and is_chain(model) and is_own_step
     how_to_load |= {"class_weight": class_weight, "seed": seed, "pixels": pixels}
     data = open_data(source, model, recipe, settings, **how_to_load)
-    recipe, train = data.recipe, data.train
+    recipe, train = data.recipe, shard_of(data.train)
     loss, of_task = None, {}
     if classifier.outputs is not None:
         loss, of_task = data.task(classifier.outputs).compiled(recipe.label_smoothing)
@@ -101,10 +101,10 @@ def fit(
     distillation = with_teacher(classifier, teacher, recipe, data.class_names)
     if distillation is not None:
         train = distillation.batches(train, model)
-    train = shard_of(train)
+    train = copy_to_gpu(train)
     evaluator = compile_model(classifier, recipe, data.steps, loss, of_task, distillation)
 
-    first = [Replicate(), *epoch_setter(train), AverageWeights(), StopAtNonFinite()]
+    first = [Replicate(), *epoch_setters(data.train, train), AverageWeights(), StopAtNonFinite()]
     if data.validation is not None:
         first.append(Validate(lambda: evaluator.measure(data.validation)))
     best = BestEpoch(model, output and output / f"{recipe.result}.keras", recipe)

@@ -36,7 +36,7 @@ class TrainingData(NamedTuple):
         labels: Labels of training images as they are in batches: of a source, its first ones.
         class_names: Label i means `class_names[i]`; None if there are no class names.
         class_weight: Weight in the loss by label, or None.
-        held_out: Names of the validation images of a source.
+        held_out: Names of the images held out for validation.
     """
 
     recipe: Recipe
@@ -95,7 +95,6 @@ def open_data(
             mixing=recipe.mixing,
             validation_split=0,
             seed=seed,
-            pad=in_use().replicas > 1,
             workers=workers,
             pixels=pixels,
         )
@@ -106,15 +105,15 @@ def open_data(
                 f"`model` must have an output per class. Received: {classes} for {len(names)} "
                 f"classes ({shortened(names)}). Create the model with classes={len(names)}."
             )
-        if batches.validation is not None:
-            held_out = batches.validation.split.names()
-    steps_per_epoch = recipe.steps_per_epoch
-    if isinstance(batches.train, ImageBatches):
-        batches.train.steps, steps_per_epoch = steps_per_epoch, None
+        if dataset.held_out:
+            held_out = dataset.validation.names()
+    train, steps_per_epoch = batches.train, recipe.steps_per_epoch
+    if isinstance(train, ImageBatches):
+        train, steps_per_epoch = train.replace(steps=steps_per_epoch), None
     classes = max(model.output_shape[-1], 2)
     class_weight = class_weight_by_label(class_weight, batches.class_names, classes)
-    steps = steps_of(batches.train, steps_per_epoch)
-    labels, size = labels_and_size(batches.train)
+    steps = steps_of(train, steps_per_epoch)
+    labels, size = labels_and_size(train)
     check_batch(size, in_use())
     size *= recipe.accumulate_steps
     if recipe.base_batch_size and "batch_size" not in fixed:
@@ -123,10 +122,10 @@ def open_data(
     updates = recipe.all_epochs * steps // recipe.accumulate_steps
     text = "%d updates: %d epochs of %d batches, %d images per update, learning rate up to %.2g."
     log.info(text, updates, recipe.all_epochs, steps, size, recipe.peak)
-    train, validation, names, _, test = batches.map(weighted)
+    validation, test = map(with_weights, (batches.validation, batches.test))
     return TrainingData(
-        recipe, train, validation, test, steps, steps_per_epoch, labels, names, class_weight,
-        held_out,
+        recipe, train, validation, test, steps, steps_per_epoch, labels, batches.class_names,
+        class_weight, held_out,
     )  # fmt: skip
 
 
@@ -137,11 +136,13 @@ class ByEpoch(Protocol):
     def set_epoch(self, epoch: int) -> None: ...
 
 
-def epoch_setter(batches: Any) -> list[keras.callbacks.Callback]:
-    """Return a callback that tells batches the number of each epoch, if they ask for it."""
-    if not isinstance(batches, ByEpoch):
-        return []
-    return [keras.callbacks.LambdaCallback(lambda epoch, logs: batches.set_epoch(epoch))]
+def epoch_setters(*batches: Any) -> list[keras.callbacks.Callback]:
+    """Return callbacks that tell batches the number of each epoch, if they ask for it."""
+    return [
+        keras.callbacks.LambdaCallback(lambda epoch, logs, each=each: each.set_epoch(epoch))
+        for each in batches
+        if isinstance(each, ByEpoch)
+    ]
 
 
 def class_weight_by_label(
@@ -194,10 +195,11 @@ def are_numbers(class_names: Sequence[str]) -> bool:
     return list(class_names) == [str(i) for i in range(len(class_names))]
 
 
-def weighted(batches: Any) -> Any:
-    """Return evaluation batches of a data set in which what can't be decoded has weight 0."""
-    is_evaluation = isinstance(batches, ImageBatches) and batches.loader.seed is None
-    return batches.replace(weighted=True) if is_evaluation else batches
+def with_weights(batches: Any) -> Any:
+    """Return evaluation batches in which what can't be decoded, and padding, has weight 0."""
+    if not isinstance(batches, ImageBatches) or batches.loader.seed is not None:
+        return batches
+    return batches.replace(weighted=True, pad=in_use().replicas > 1)
 
 
 def evaluation_split(
@@ -229,14 +231,5 @@ def evaluation_split(
         if crop_ratio is not None:
             preprocessing = inputs.preprocessing.replace(crop_ratio=crop_ratio)
             inputs = replace(inputs, preprocessing=preprocessing)
-        pad = in_use().replicas > 1
-        loader = Loader(found, inputs, batch_size, strict=strict, pad=pad)
-        found = ImageBatches(loader, pixels=pixels)
-    return split, weighted(found), opened.class_names
-
-
-def checked(batches: Any, task: Task) -> Any:
-    """Return batches; a ValueError if their labels are known and don't fit `task`."""
-    if isinstance(batches, ImageBatches):
-        task_of(task.outputs, batches.split.labels)
-    return batches
+        found = ImageBatches(Loader(found, inputs, batch_size, strict=strict), pixels)
+    return split, with_weights(found), opened.class_names

@@ -14,7 +14,7 @@ from keras_vitx.data.images import normalize
 from keras_vitx.losses import PerHead, SmoothedCrossentropy, SoftDistillation
 from keras_vitx.outputs import described, is_chain, outputs_of
 from keras_vitx.preprocessing import ModelInput, Preprocessing
-from keras_vitx.training.batches import BatchTransform
+from keras_vitx.training.batches import map_batches
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +84,7 @@ class Distillation:
             {"head": 1 - self.weight, name: self.weight},
         )
 
-    def batches(self, batches: Iterable, student: keras.Model) -> BatchTransform:
+    def batches(self, batches: Iterable, student: keras.Model) -> keras.utils.PyDataset:
         """Return `batches` with the teacher's targets, as labels `{"head": ..., name: ...}`.
 
         The name is `"head_dist"` for a student with a distillation token, else `"teacher"`. The
@@ -106,14 +106,15 @@ class Distillation:
         def predict(images):
             return np.asarray(self.teacher.predict_on_batch(prepare(images)), "float32")
 
-        def transform(images, labels, index):
-            labels, found = (
-                labels if isinstance(labels, dict) else {"head": labels},
-                predict(images),
-            )
+        def teach(index, batch):
+            images, labels, *weights = batch
+            labels = labels if isinstance(labels, dict) else {"head": labels}
+            found = predict(images)
             if self.kind == "soft":
                 found = keras.ops.convert_to_numpy(outputs.probabilities(found))
-            return images, {**labels, name: found if self.kind == "soft" else found.argmax(-1)}
+            else:
+                found = found.argmax(-1)
+            return images, {**labels, name: found}, *weights
 
         shape = getattr(self.teacher, "output_shape", None)
         if shape is None:  # A subclassed model.
@@ -129,7 +130,7 @@ class Distillation:
             raise ValueError(f"`teacher`: {error}") from error
         if outputs and outputs.kind == "sigmoid":
             raise ValueError("`teacher` must return logits or a softmax. Received: a sigmoid.")
-        return BatchTransform(batches, transform, elementwise=True)
+        return map_batches(batches, teach)
 
 
 def _label_name(student: keras.Model) -> str:

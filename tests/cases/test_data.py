@@ -41,11 +41,8 @@ def test_batches_and_tensors_that_others_make():
     tensors = [keras.ops.convert_to_tensor(each) for each in (images, np.arange(10) % 5)]
     assert kv.evaluate(model, tensors)["images"] == 10
     empty = torch.utils.data.DataLoader(pairs, 11, drop_last=True)
-    for rule, call in {
-        "`source` must have at least one batch": lambda: fit(empty),
-    }.items():
-        with pytest.raises(ValueError, match=rule):
-            call()
+    with pytest.raises(ValueError, match="`source` must have batches"):
+        fit(empty)
 
 
 def test_images_of_json_and_of_tensors():

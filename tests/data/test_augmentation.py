@@ -164,9 +164,7 @@ def test_keras_cv_makes_the_same_batches_from_a_seed():
     pytest.importorskip("keras_cv")
     found = keras_cv_batches()
     # Again, after another.
-    (images, labels), (others, _), (again, _) = (
-        found.dataset()[i] for i in (0, 1, 0)
-    )
+    (images, labels), (others, _), (again, _) = (found.dataset()[i] for i in (0, 1, 0))
     np.testing.assert_array_equal(images, again)
     assert images.shape == (4, 16, 16, 3) and images.dtype == np.float32
     assert labels.tolist() == [i % 4 for i in found.ids(0, 0)]

@@ -199,7 +199,7 @@ def test_a_padded_batch_is_full_and_its_padding_weighs_nothing():
     images, labels = pictures(21)
     for given in (labels, np.eye(4)[labels]):
         padded, plain = (
-            pipelines(((images, given),) * 2, stand_in(), 10, pad=pad).validation
+            pipelines(((images, given),) * 2, stand_in(), 10).validation.replace(pad=pad)
             for pad in (True, False)
         )
         assert [len(array) for batch in padded for array in batch] == [10] * 9
@@ -298,7 +298,8 @@ def test_an_image_that_vanishes_is_left_out_of_evaluation(pets, caplog):
     gone.unlink()
 
     def validation(source=source, **options):
-        return list(pipelines(source, stand_in(classes=2), 8, **options).validation)
+        found = pipelines(source, stand_in(classes=2), 8).validation
+        return list(found.replace(**options))
 
     assert [len(images) for images, _ in validation()] == [7, 2]
     assert "An image is skipped (1 so far)" in caplog.text and str(gone) in caplog.text

@@ -15,8 +15,8 @@ from training.fitting import small
 import keras_vitx as kv
 from keras_vitx.data.augmentation.mixing import shard_of_batch
 from keras_vitx.models import Chain
-from keras_vitx.training.devices import Devices
-from keras_vitx.training.devices.replicas import Sent, Shard
+from keras_vitx.training.devices import Devices, replicas
+from keras_vitx.training.devices.replicas import rows_of
 
 SCRIPT = Path(__file__).with_name("on_devices.py")
 # PyTorch has a process per device.
@@ -99,7 +99,9 @@ def test_labels_and_pixels_are_copied_before_keras_does(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "Stream", lambda: None)
     monkeypatch.setattr(
-        Sent, "copied", lambda _, array: copied.append(array.dtype.name) or torch.tensor(array)
+        replicas,
+        "copy_array",
+        lambda array, stream: copied.append(array.dtype.name) or torch.tensor(array),
     )
     source = np.zeros((8, 4, 4, 1), "uint8"), np.arange(8) % 2
     other, model = small(), kv.ViT(8, 1, 1, patch_size=4, input_shape=(4, 4, 1), classes=2)
@@ -147,35 +149,30 @@ def test_what_the_machine_does_not_have(monkeypatch):
             kv.training.use_devices("all")
 
 
-class Batches(keras.utils.PyDataset):
-    def __len__(self):
-        return 2
-
-    def __getitem__(self, index):
-        images = np.arange(6 * (index + 1), dtype="float32")[:, None]
-        return images, {"head": images[:, 0].astype(int)}
+def batch_of(count):
+    images = np.arange(count, dtype="float32")[:, None]
+    return images, {"head": images[:, 0].astype(int)}
 
 
-def shards_of(batches, count, pad=False):
-    return [Shard(batches, Devices(count, count, count, i), pad) for i in range(count)]
+def shards_of(batch, count, pad=False):
+    return [rows_of(batch, Devices(count, count, count, i), pad) for i in range(count)]
 
 
 @pytest.mark.backend_free
-def test_shards_make_up_the_batch():
-    batches = Batches()
-    shards = shards_of(batches, 3)
-    for index in [*range(2)] * 2:
-        images, parts = batches[index][0], [shard[index] for shard in shards]
-        assert {len(part[0]) for part in parts} == {len(images) // 3}
-        together = np.concatenate([part[0] for part in parts])
-        assert np.array_equal(np.sort(together, axis=0), images)
-        labels = np.concatenate([part[1]["head"] for part in parts])
-        assert np.array_equal(labels, together[:, 0])
+@pytest.mark.parametrize("count", [6, 12])
+def test_shards_make_up_the_batch(count):
+    parts = shards_of(batch_of(count), 3)
+    assert {len(images) for images, _ in parts} == {count // 3}
+    images, labels = (
+        np.concatenate(each) for each in zip(*((x, y["head"]) for x, y in parts), strict=True)
+    )
+    assert sorted(images[:, 0]) == list(range(count))
+    assert np.array_equal(labels, images[:, 0])
 
 
 @pytest.mark.backend_free
 def test_a_batch_that_the_devices_do_not_divide_is_padded_with_weights_of_0():
-    parts = [shard[0] for shard in shards_of(Batches(), 4, pad=True)]
+    parts = shards_of(batch_of(6), 4, pad=True)
     assert all(len(array) == 2 for part in parts for array in keras.tree.flatten(part))
     kept = np.concatenate([images[weights == 1] for images, _, weights in parts])
     assert sorted(kept[:, 0]) == list(range(6))

@@ -65,12 +65,13 @@ def load_dataset(
         check(0 <= validation_split < 1, rule, validation_split)
     check_argument("fraction", fraction, Annotated[float, "(0, 1]"])
     dataset = _open(source, strict)
-    train, validation = dataset.train, dataset.validation
-    if train is not None and validation is None and (validation_split or not is_fraction):
+    train, strict = dataset.train, dataset.strict or strict
+    if train is not None and dataset.validation is None and (validation_split or not is_fraction):
         train, validation = hold_out(train, validation_split, seed)
+        dataset = replace(dataset, validation=validation, held_out=True)
     if train is not None:
         train = fraction_of(train, fraction, seed)
-    return replace(dataset, train=train, validation=validation, strict=dataset.strict or strict)
+    return replace(dataset, train=train, strict=strict)
 
 
 def _open(source, strict: bool) -> Dataset:

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_vitx.data.images import check_pixels
+from keras_vitx.data.images import check_pixels, with_channel_axis
 from keras_vitx.data.sources.dataset import ArrayImages, Dataset, dataset_of
 
 FASHION_MNIST = Path(__file__).parents[1] / "fashion_mnist" / "sample.npz"
@@ -44,14 +44,8 @@ def load_arrays(pairs: tuple) -> Dataset:
 def _dataset(name: str, pairs: dict[str, tuple], class_names: Any = None) -> Dataset:
     splits = {}
     for split, (images, labels) in pairs.items():
-        images = np.asarray(images)
-        if images.ndim == 3:
-            images = images[..., None]
-        if images.ndim != 4:
-            raise ValueError(
-                "`source` must have images (n, height, width) or (n, height, width, channels). "
-                f"Received: shape {images.shape}. Pass files to `keras_vitx.data.from_files`."
-            )
+        rule = "`source` must have images (n, height, width[, channels]), or use `from_files`."
+        images = with_channel_axis(np.asarray(images), 4, rule)
         check_pixels(images, f"Images of the {split} split")
         splits[split] = ArrayImages(images), labels
     return dataset_of(name, splits, class_names)

@@ -157,6 +157,7 @@ class Dataset:
             images held out from its training split; or None.
         test: The test split of the source, which training never uses, or None.
         skipped: Image files of formats that Pillow can't read, such as HEIC without pillow-heif.
+        held_out: Whether `validation` was held out from `train`.
         strict: Whether an image that can't be decoded is an error. If not, it is logged, replaced
             by another in training, and does not count in evaluation.
     """
@@ -167,6 +168,7 @@ class Dataset:
     validation: Split | None = None
     test: Split | None = None
     skipped: tuple[Path, ...] = ()
+    held_out: bool = False
     strict: bool = False
 
 

@@ -5,6 +5,7 @@ so only `shard_of` is needed, on several machines. PyTorch also needs Distribute
 metrics over all processes; PyTorch and TensorFlow need different random numbers in each replica.
 """
 
+import functools
 from typing import Any
 
 import keras
@@ -13,7 +14,7 @@ import numpy as np
 from keras_vitx.data.augmentation.mixing import shard_of_batch
 from keras_vitx.data.loading import ImageBatches
 from keras_vitx.keras_internals import sublayers
-from keras_vitx.training.batches import BatchTransform
+from keras_vitx.training.batches import map_batches
 from keras_vitx.training.devices import Devices, check_batch, copies_of, in_use
 
 # Between the seeds of two replicas. Large, because seed and counter are added.
@@ -29,93 +30,64 @@ def shard_of(batches: Any, pad: bool = False) -> Any:
     With `pad`, for evaluation, a batch that the devices don't divide is padded with copies of its
     first image of weight 0.
     """
-    return sent(_shard_of(batches, pad))
-
-
-def _shard_of(batches, pad):
-    devices = in_use()
+    devices, backend = in_use(), keras.backend.backend()
     # Mirrored strategies split batches of any size themselves.
-    if devices.replicas == 1 or batches is None or keras.backend.backend() == "tensorflow":
+    if devices.replicas == 1 or backend == "tensorflow":
         return batches
-    if isinstance(batches, BatchTransform) and batches.elementwise:
-        # For example, a teacher predicts only the images of this process.
-        return batches.with_batches(_shard_of(batches.batches, pad))
-    # Under JAX, images keep their order, as random numbers are those of the whole batch.
-    by_pairs = keras.backend.backend() == "torch"
-    if by_pairs and isinstance(batches, ImageBatches) and batches.loader.seed is not None:
+    if backend == "torch" and isinstance(batches, ImageBatches) and batches.loader.seed is not None:
         check_batch(batches.batch_size, devices)
         if batches.batch_size // devices.processes % 2 == 0:  # Only these images are loaded.
             return batches.replace(shard=(devices.process, devices.processes))
-    return Shard(batches, devices, pad)
+    return map_batches(batches, lambda index, batch: rows_of(batch, devices, pad))
 
 
-class Shard(BatchTransform):
-    """The rows of each batch that one process computes; see `shard_of`."""
-
-    keeps_images = True
-
-    def __init__(self, batches: Any, devices: Devices, pad: bool = False):
-        super().__init__(batches)
-        self.devices, self.pad = devices, pad
-
-    def __getitem__(self, index: int) -> tuple:
-        devices = self.devices
-        by_pairs = keras.backend.backend() == "torch"
-        batch = self.wrapped_batch(index)
-        images = len(keras.tree.flatten(batch[0])[0])
-        missing = -images % devices.replicas
-        if self.pad and missing:
-            *values, weights = batch if len(batch) > 2 else (*batch, np.ones(images, "float32"))
-            rows = [*range(images), *[0] * missing]
-            values = keras.tree.map_structure(lambda array: array[rows], tuple(values))
-            batch, images = (*values, np.pad(weights, (0, missing))), images + missing
-        check_batch(images, devices)
-        size = images // devices.processes
-        rows: Any = slice(devices.process * size, (devices.process + 1) * size)
-        if by_pairs:
-            rows = shard_of_batch(images, devices.process, devices.processes)
-        return keras.tree.map_structure(lambda array: array[rows], batch)
+def rows_of(batch: tuple, devices: Devices, pad: bool = False) -> tuple:
+    """Return the rows of a batch that one process computes; see `shard_of`."""
+    images = len(keras.tree.flatten(batch[0])[0])
+    missing = -images % devices.replicas
+    if pad and missing:
+        *values, weights = batch if len(batch) > 2 else (*batch, np.ones(images, "float32"))
+        rows = [*range(images), *[0] * missing]
+        values = keras.tree.map_structure(lambda array: array[rows], tuple(values))
+        batch, images = (*values, np.pad(weights, (0, missing))), images + missing
+    check_batch(images, devices)
+    size = images // devices.processes
+    # Under JAX, images keep their order, as random numbers are those of the whole batch.
+    rows: Any = slice(devices.process * size, (devices.process + 1) * size)
+    if keras.backend.backend() == "torch":
+        rows = shard_of_batch(images, devices.process, devices.processes)
+    return keras.tree.map_structure(lambda array: array[rows], batch)
 
 
-class Sent(BatchTransform):
-    """Batches that a stream of their own copies to the GPU (PyTorch).
+def copy_to_gpu(batches: Any) -> Any:
+    """Return batches that a stream of their own copies to the GPU (PyTorch).
 
-    The copies run beside the step before, while Keras's would make the host wait for it.
+    The copies run beside the step before, while Keras's would make the host wait for it. Others
+    stay as they are: in the threads of Keras's workers, another GPU may be the current one.
     """
-
-    keeps_images = True
-
-    def __init__(self, batches: Any):
-        import torch
-
-        super().__init__(batches)
-        self.stream = torch.cuda.Stream()
-
-    def __getitem__(self, index: int) -> tuple:
-        batch = tuple(self.batches[index])
-        return keras.tree.map_structure(self.copied, batch, none_is_leaf=False)
-
-    def copied(self, value: Any) -> Any:
-        import torch
-
-        if not isinstance(value, np.ndarray) or value.dtype not in COPIED:
-            return value
-        with torch.cuda.stream(self.stream):
-            copy = torch.from_numpy(value).pin_memory().to("cuda", non_blocking=True)
-        torch.cuda.current_stream().wait_stream(self.stream)
-        copy.record_stream(torch.cuda.current_stream())
-        return copy
-
-
-def sent(batches: Any) -> Any:
-    """Return batches as `Sent` if there is a GPU of PyTorch and this thread reads them."""
     if keras.backend.backend() != "torch" or not isinstance(batches, keras.utils.PyDataset):
         return batches
     import torch
 
-    # In the threads of Keras's workers, another GPU may be the current one.
-    is_read_here = batches.workers <= 1 and not batches.use_multiprocessing
-    return Sent(batches) if is_read_here and torch.cuda.is_available() else batches
+    if batches.workers > 1 or batches.use_multiprocessing or not torch.cuda.is_available():
+        return batches
+    copy = functools.partial(copy_array, stream=torch.cuda.Stream())
+    return map_batches(
+        batches, lambda index, batch: keras.tree.map_structure(copy, batch, none_is_leaf=False)
+    )
+
+
+def copy_array(value: Any, stream: Any) -> Any:
+    """Return a copy of an array on the current GPU, made in a stream."""
+    import torch
+
+    if not isinstance(value, np.ndarray) or value.dtype not in COPIED:
+        return value
+    with torch.cuda.stream(stream):
+        copy = torch.from_numpy(value).pin_memory().to("cuda", non_blocking=True)
+    torch.cuda.current_stream().wait_stream(stream)
+    copy.record_stream(torch.cuda.current_stream())
+    return copy
 
 
 class Replicate(keras.callbacks.Callback):
