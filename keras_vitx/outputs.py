@@ -1,7 +1,7 @@
 """What a model takes and returns: logits or probabilities, of which classes, for which task."""
 
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import keras
 import numpy as np
@@ -21,6 +21,13 @@ KINDS: dict[Any, Kind] = {
 
 ACTIVATIONS = (keras.layers.Activation, keras.layers.Softmax)
 DENSE = (keras.layers.Dense, keras.layers.EinsumDense)
+
+
+@runtime_checkable
+class Head(Protocol):
+    """A layer of one or several classifiers, which returns logits."""
+
+    classes: int
 
 
 class Outputs(NamedTuple):
@@ -69,7 +76,7 @@ def outputs_of(model: keras.Model) -> Outputs:
             if len(members) == 1:
                 return members.pop()
         follows, is_dense = isinstance(layer, ACTIVATIONS), isinstance(layer, DENSE)
-        classifies = is_dense or hasattr(layer, "classes")
+        classifies = is_dense or isinstance(layer, Head)
         if not follows and not classifies:
             break
         activation = layer if follows else layer.activation if is_dense else None

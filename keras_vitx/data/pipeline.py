@@ -38,26 +38,6 @@ class Pipelines(NamedTuple):
     skipped: tuple[Path, ...] = ()
     test: "keras.utils.PyDataset | None" = None
 
-    @property
-    def train_size(self) -> int | None:
-        """Number of training images; None if unknown."""
-        return _size(self.train)
-
-    @property
-    def validation_size(self) -> int | None:
-        """Number of validation images, or None."""
-        return _size(self.validation)
-
-    @property
-    def test_size(self) -> int | None:
-        """Number of test images, or None."""
-        return _size(self.test)
-
-
-def _size(batches: Any) -> int | None:
-    split = getattr(batches, "split", None)
-    return None if split is None else len(split)
-
 
 def pipelines(
     source,

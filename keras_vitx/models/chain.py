@@ -52,6 +52,8 @@ class ImageModel(keras.Model):
     The arguments after `outputs` are those of `Chain`.
     """
 
+    head_loaded = False  # Whether a file has set the weights of the head.
+
     def __init__(
         self,
         inputs: Any,

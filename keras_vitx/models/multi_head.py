@@ -2,8 +2,8 @@
 
 import contextlib
 import functools
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import keras
 from keras import ops
@@ -22,6 +22,16 @@ class StepImages(NamedTuple):
 
     images: Any
     rest: contextlib.ExitStack  # Contexts of the step after the forward pass.
+
+
+@runtime_checkable
+class AveragesStatistics(Protocol):
+    """An optimizer whose moving average has the statistics of normalization, too."""
+
+    statistics: Callable[[], Sequence[keras.Variable]]
+    averages: Sequence[keras.Variable]
+
+    def average_statistics(self) -> None: ...
 
 
 class MultiHeadTraining:
@@ -54,8 +64,8 @@ class MultiHeadTraining:
             metrics = metrics["head"]
         super().compile(optimizer, loss, loss_weights, metrics, *args, **kwargs)
         self._loss_factor = 1.0 if loss_weights is None else keras.tree.flatten(loss_weights)[0]
-        optimizer = getattr(self.optimizer, "inner_optimizer", self.optimizer)
-        if hasattr(optimizer, "statistics") and optimizer.use_ema:
+        optimizer = self._averaging_optimizer()
+        if optimizer is not None and optimizer.use_ema:
             statistics = [v for v in self.non_trainable_variables if v.name.startswith("moving_")]
             optimizer.statistics = lambda: statistics
 
@@ -81,8 +91,10 @@ class MultiHeadTraining:
             if self._has_own_methods():
                 x = StepImages(keras.tree.flatten(x)[0], rest)
             result = super().train_step(*state, (x, y, sample_weight))
-        optimizer = getattr(self.optimizer, "inner_optimizer", self.optimizer)
-        if state and getattr(optimizer, "averages", ()):
+        optimizer = self._averaging_optimizer()
+        if optimizer is None or not optimizer.averages:
+            return result
+        if state:
             logs, (trainable, others, values, metrics) = result
             variables = [*self.non_trainable_variables, *self.optimizer.variables]
             pairs = zip(variables, [*others, *values], strict=True)
@@ -90,9 +102,14 @@ class MultiHeadTraining:
                 optimizer.average_statistics()
             values = [scope.get_current_value(v) for v in self.optimizer.variables]
             return logs, (trainable, others, values, metrics)
-        if hasattr(optimizer, "averages"):
-            optimizer.average_statistics()
+        optimizer.average_statistics()
         return result
+
+    def _averaging_optimizer(self) -> AveragesStatistics | None:
+        """Return the optimizer, that inside Keras's scaling of the loss, if it averages."""
+        scaled = isinstance(self.optimizer, keras.optimizers.LossScaleOptimizer)
+        optimizer = self.optimizer.inner_optimizer if scaled else self.optimizer
+        return optimizer if isinstance(optimizer, AveragesStatistics) else None
 
     def _has_own_methods(self) -> bool:
         """Return whether the methods of a step are those of this package, not a subclass's."""

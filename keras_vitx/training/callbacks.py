@@ -4,7 +4,7 @@ import logging
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import keras
 import numpy as np
@@ -85,6 +85,25 @@ class StopAtNonFinite(keras.callbacks.Callback):
             )
 
 
+@runtime_checkable
+class ByEpoch(Protocol):
+    """Batches that depend on the number of the epoch."""
+
+    def set_epoch(self, epoch: int) -> None: ...
+
+
+class SetEpoch(keras.callbacks.Callback):
+    """Tell batches the number of each epoch, if they ask for it."""
+
+    def __init__(self, *batches: Any):
+        super().__init__()
+        self.batches = [each for each in batches if isinstance(each, ByEpoch)]
+
+    def on_epoch_begin(self, epoch, logs=None):
+        for each in self.batches:
+            each.set_epoch(epoch)
+
+
 class Validate(keras.callbacks.Callback):
     """Add `val_` entries to the logs of each epoch; random numbers drawn here change no training.
 
@@ -126,12 +145,7 @@ class BestEpoch(keras.callbacks.Callback):
             finite.
     """
 
-    def __init__(
-        self,
-        model: keras.Model,
-        path: Path | None,
-        recipe: Recipe,
-    ):
+    def __init__(self, model: keras.Model, path: Path | None, recipe: Recipe):
         super().__init__()
         self.set_model(model)
         self.path, self.recipe = path, recipe

@@ -16,7 +16,6 @@ from keras_vitx.outputs import Task, class_names_of, outputs_of, task_of
 from keras_vitx.pixels import unpacked
 from keras_vitx.text import shortened
 from keras_vitx.training.batches import labels_and_size, map_batches
-from keras_vitx.training.devices import in_use
 from keras_vitx.training.devices.replicas import Replicate, copy_to_gpu, shard_of
 from keras_vitx.training.source import SplitName, are_numbers, evaluation_split
 
@@ -194,11 +193,6 @@ def evaluate(
     if predictions and task.kind == "regression":
         raise ValueError("`predictions` must be False for regression. Received: True.")
     if perturb is not None:
-        if not isinstance(batches, keras.utils.PyDataset) or in_use().replicas > 1:
-            raise ValueError(
-                "`source` must be a source or a `keras.utils.PyDataset` with `perturb`, on one "
-                f"device. Received: {type(batches).__name__}, on {in_use().count} devices."
-            )
         batches = map_batches(batches, _perturbation(perturb, order))
     normalize = restrict and outputs.kind == "softmax"
     evaluator = Evaluator(model, task.loss(), task.metrics(), order, normalize, flips)

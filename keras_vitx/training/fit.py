@@ -12,6 +12,7 @@ from keras_vitx.training import recipes
 from keras_vitx.training.callbacks import (
     AverageWeights,
     BestEpoch,
+    SetEpoch,
     StopAtNonFinite,
     Validate,
     verbosity,
@@ -28,7 +29,7 @@ from keras_vitx.training.prepare import (
 from keras_vitx.training.recipe import Recipe
 from keras_vitx.training.restart import Restart
 from keras_vitx.training.run import RESTART, history_logger, new_run, record_of, write_run
-from keras_vitx.training.source import epoch_setters, open_data
+from keras_vitx.training.source import open_data
 
 log = logging.getLogger(__name__)
 HOW_TO_LOAD = ("validation_split", "fraction", "workers")
@@ -85,18 +86,18 @@ def fit(
     recipe = recipes.get(recipe).replace(**settings)
     if output is not None:
         output = new_run(output, resume)
-    check_devices(None, model)
+    check_devices(model)
     classifier = Classifier.of(model)
     apply_settings(model, recipe)
     # A teacher, and a user's own `train_step`, take images.
     is_own_step = type(model).train_step.__module__.startswith("keras_vitx.")
     pixels = teacher is None and is_chain(model) and is_own_step
     how_to_load |= {"class_weight": class_weight, "seed": seed, "pixels": pixels}
-    data = open_data(source, model, recipe, settings, **how_to_load)
+    data = open_data(source, classifier, recipe, settings, **how_to_load)
     recipe, train = data.recipe, shard_of(data.train)
     loss, of_task = None, {}
-    if classifier.outputs is not None:
-        loss, of_task = data.task(classifier.outputs).compiled(recipe.label_smoothing)
+    if data.task is not None:
+        loss, of_task = data.task.compiled(recipe.label_smoothing)
     match_head(classifier, data.class_names)
     distillation = with_teacher(classifier, teacher, recipe, data.class_names)
     if distillation is not None:
@@ -104,7 +105,7 @@ def fit(
     train = copy_to_gpu(train)
     evaluator = compile_model(classifier, recipe, data.steps, loss, of_task, distillation)
 
-    first = [Replicate(), *epoch_setters(data.train, train), AverageWeights(), StopAtNonFinite()]
+    first = [Replicate(), SetEpoch(data.train, train), AverageWeights(), StopAtNonFinite()]
     if data.validation is not None:
         first.append(Validate(lambda: evaluator.measure(data.validation)))
     best = BestEpoch(model, output and output / f"{recipe.result}.keras", recipe)

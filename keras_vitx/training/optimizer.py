@@ -181,7 +181,7 @@ class _Released(RatePerVariable):
     @property
     def epsilon(self):
         r"""The epsilon of Keras's $\sqrt v + \epsilon$ that is PyTorch's of $\sqrt{\hat v}$."""
-        beta_2 = self.beta_2 if hasattr(self, "beta_2") else self.adam_beta_2
+        beta_2 = self.beta_2 if isinstance(self, AdamW) else self.adam_beta_2
         return self._epsilon * ops.sqrt(1 - beta_2 ** ops.cast(self.iterations + 1, "float32"))
 
     @epsilon.setter
@@ -322,6 +322,12 @@ def optimizer_of(model: keras.Model) -> keras.optimizers.Optimizer:
     """Return the optimizer of a compiled model, that inside Keras's scaling of the loss."""
     scaled = isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
     return model.optimizer.inner_optimizer if scaled else model.optimizer
+
+
+def averages_of(model: keras.Model) -> Sequence[keras.Variable]:
+    """Return the averages of statistics that the optimizer of a compiled model keeps."""
+    optimizer = optimizer_of(model)
+    return optimizer.averages if isinstance(optimizer, (AdamW, Muon)) else ()
 
 
 def is_decayed(variable: keras.Variable) -> bool:

@@ -110,14 +110,11 @@ def match_head(
     The classifiers are permuted if the names of the classes are the same in another order,
     reinitialized if the names differ, and kept otherwise.
     """
-    model, old, classes = (
-        classifier.model,
-        classifier.class_names,
-        classifier.model.output_shape[-1],
-    )
+    model, old = classifier.model, classifier.class_names
+    classes, imagenet = model.output_shape[-1], imagenet_classes()
     # Checkpoints of ImageNet contain no class names.
-    if old is None and getattr(model, "head_loaded", False) and classes == len(imagenet_classes()):
-        old = tuple(synset for synset, _ in imagenet_classes())
+    if old is None and is_chain(model) and model.head_loaded and classes == len(imagenet):
+        old = tuple(synset for synset, _ in imagenet)
     new = tuple(class_names or ())
     # One output is the probability of the second of two classes.
     if len(new) != (2 if classes == 1 else classes):

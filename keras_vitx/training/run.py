@@ -73,11 +73,6 @@ def history_logger(output: Path, epochs: int) -> list[keras.callbacks.CSVLogger]
     return [keras.callbacks.CSVLogger(path, append=epochs > 0)]
 
 
-def read_run(output: str | os.PathLike) -> dict[str, Any]:
-    """Return the record of a run; an OSError if the directory has none."""
-    return json.loads((Path(output).expanduser() / RECORD).read_text("utf-8"))
-
-
 def held_out(run: str | os.PathLike) -> list[str]:
     """Return the images that a run held out: file names relative to the source, or array indices.
 
@@ -93,4 +88,4 @@ def held_out(run: str | os.PathLike) -> list[str]:
     Raises:
         OSError: if it is none.
     """
-    return read_run(run)["held_out"]
+    return json.loads((Path(run).expanduser() / RECORD).read_text("utf-8"))["held_out"]

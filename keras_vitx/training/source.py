@@ -4,7 +4,7 @@ import logging
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple
 
 import keras
 import numpy as np
@@ -12,10 +12,11 @@ import numpy as np
 from keras_vitx import data
 from keras_vitx.checks import check
 from keras_vitx.data.loading import ImageBatches, Loader
-from keras_vitx.outputs import Outputs, Task, task_of
+from keras_vitx.outputs import Task, task_of
 from keras_vitx.preprocessing import ModelInput
 from keras_vitx.text import shortened
 from keras_vitx.training.batches import labels_and_size, steps_of
+from keras_vitx.training.classifier import Classifier
 from keras_vitx.training.devices import check_batch, in_use
 from keras_vitx.training.recipe import Recipe
 
@@ -33,7 +34,7 @@ class TrainingData(NamedTuple):
         test: Batches for the end of the training, or None.
         steps: Number of training batches per epoch.
         steps_per_epoch: That of `model.fit`; None for batches that end after `steps` themselves.
-        labels: Labels of training images as they are in batches: of a source, its first ones.
+        task: The task, from the outputs of the model and the labels; None without `outputs`.
         class_names: Label i means `class_names[i]`; None if there are no class names.
         class_weight: Weight in the loss by label, or None.
         held_out: Names of the images held out for validation.
@@ -45,22 +46,15 @@ class TrainingData(NamedTuple):
     test: Any
     steps: int
     steps_per_epoch: int | None
-    labels: np.ndarray
+    task: Task | None
     class_names: tuple[str, ...] | None
     class_weight: dict[int, float] | None
     held_out: list[str]
 
-    def task(self, outputs: Outputs) -> Task:
-        """Return the task of a model of these outputs; a ValueError if known labels don't fit."""
-        for batches in (self.train, self.validation, self.test):
-            if isinstance(batches, ImageBatches):
-                task_of(outputs, batches.split.labels)
-        return task_of(outputs, self.labels)
-
 
 def open_data(
     source: Any,
-    model: keras.Model,
+    classifier: Classifier,
     recipe: Recipe,
     fixed: Collection[str] = (),
     *,
@@ -75,7 +69,7 @@ def open_data(
     Your own batches stay as they are. The other arguments are those of `data.load_dataset` and
     `data.pipelines`.
     """
-    batches, held_out = own_batches(source), []
+    model, batches, held_out = classifier.model, own_batches(source), []
     if batches is not None:
         if how_to_load or workers:
             raise ValueError(
@@ -123,26 +117,16 @@ def open_data(
     text = "%d updates: %d epochs of %d batches, %d images per update, learning rate up to %.2g."
     log.info(text, updates, recipe.all_epochs, steps, size, recipe.peak)
     validation, test = map(with_weights, (batches.validation, batches.test))
+    task = None
+    if classifier.outputs is not None:
+        for each in (train, validation, test):
+            if isinstance(each, ImageBatches):  # All labels must fit.
+                task_of(classifier.outputs, each.split.labels)
+        task = task_of(classifier.outputs, labels)
     return TrainingData(
-        recipe, train, validation, test, steps, steps_per_epoch, labels, batches.class_names,
+        recipe, train, validation, test, steps, steps_per_epoch, task, batches.class_names,
         class_weight, held_out,
     )  # fmt: skip
-
-
-@runtime_checkable
-class ByEpoch(Protocol):
-    """Batches that depend on the number of the epoch."""
-
-    def set_epoch(self, epoch: int) -> None: ...
-
-
-def epoch_setters(*batches: Any) -> list[keras.callbacks.Callback]:
-    """Return callbacks that tell batches the number of each epoch, if they ask for it."""
-    return [
-        keras.callbacks.LambdaCallback(lambda epoch, logs, each=each: each.set_epoch(epoch))
-        for each in batches
-        if isinstance(each, ByEpoch)
-    ]
 
 
 def class_weight_by_label(

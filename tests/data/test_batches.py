@@ -51,10 +51,14 @@ def test_shapes_types_and_sizes(caplog):
         assert {(x.dtype.name, y.dtype.name) for x, y in found} == {("float32", "int32")}
 
     result = pipelines((GRAY, (images[:5], labels[:5]), (images, labels)), stand_in(), 21)
-    assert (result.train_size, result.validation_size, result.test_size) == (103, 5, 21)
+    assert [each.split.size for each in (result.train, result.validation, result.test)] == [
+        103,
+        5,
+        21,
+    ]
     equal(result.test[0], (preprocess_input(images, stand_in()), labels))
     alone = pipelines(GRAY, stand_in(), validation_split=0)
-    assert alone.validation is alone.validation_size is alone.test is alone.test_size is None
+    assert alone.validation is alone.test is None
     whole = pipelines(GRAY, stand_in(classes=9), 1000, validation_split=0).train
     assert "4 classes, the model 9 outputs" in caplog.text
     # Fewer images than a batch are one batch.

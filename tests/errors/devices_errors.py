@@ -1,6 +1,6 @@
 """Devices that a machine does not have; each backend counts its own."""
 
-from training.test_devices import Batches, shards_of
+from training.test_devices import batch_of, shards_of
 
 import keras_vitx as kv
 
@@ -8,6 +8,6 @@ ERRORS = {
     ValueError: {
         "`devices` ...Received: 4096": lambda: kv.training.use_devices(4096),
         "`devices` must be 'all' or at least 1": lambda: kv.training.use_devices(0),
-        "divisible ... 4. Received: a batch of 6 images": lambda: shards_of(Batches(), 4)[3][0],
+        "divisible ... 4. Received: a batch of 6 images": lambda: shards_of(batch_of(6), 4),
     }
 }

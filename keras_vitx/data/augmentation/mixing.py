@@ -105,23 +105,22 @@ class Mixing:
     def __call__(
         self,
         images: np.ndarray,
-        labels: Any,
+        labels: np.ndarray,
         random: np.random.Generator,
         shard: int = 0,
         num_shards: int = 1,
-    ) -> tuple[np.ndarray, Any]:
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Return the mixed images and labels, of a shard of a batch (`shard_of_batch`).
 
         Images are (n, height, width, channels), float32, or uint8 (rounded), and changed in place;
-        labels float32 (n, ...), as from `soft_labels`, or a dictionary of such arrays.
+        labels float32 (n, ...), as from `soft_labels`.
         """
         count = len(images)
         pairs = (count + 1) // 2
         per_group = (self.group_size or count * num_shards) // 2 or 1
         groups = -(-count * num_shards // (2 * per_group))
         draws = [self.draw(images.shape[1:3], random) for _ in range(groups)]
-        mixed = labels if isinstance(labels, dict) else {"": labels}
-        mixed = {name: array.copy() for name, array in mixed.items()}
+        labels = labels.copy()
         for i in range(pairs):
             # Pair i of the whole batch is images i and n - 1 - i.
             coefficient, box = draws[min((shard * pairs + i) // per_group, groups - 1)]
@@ -131,9 +130,8 @@ class Mixing:
                 images[pair, rows, columns] = images[pair[::-1], rows, columns]
             elif coefficient < 1:
                 images[pair] = _mix(images[pair], coefficient)
-            for array in mixed.values():
-                array[pair] = _mix(array[pair], coefficient)
-        return images, mixed if isinstance(labels, dict) else mixed[""]
+            labels[pair] = _mix(labels[pair], coefficient)
+        return images, labels
 
 
 def shard_of_batch(count: int, shard: int, num_shards: int) -> np.ndarray:

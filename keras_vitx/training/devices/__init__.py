@@ -118,21 +118,15 @@ def copies_of(variable: keras.Variable) -> list[Any]:
     return list(tf.distribute.get_strategy().experimental_local_results(variable.value))
 
 
-def check_devices(devices: Count | None, model: keras.Model) -> None:
-    """Check the number of devices in use, and that the model was created for them and fits.
+def check_devices(model: keras.Model) -> None:
+    """Raise a ValueError unless the model was created for the devices in use.
 
     Under PyTorch, this connects the processes of `torchrun` if they aren't connected yet.
     """
     backend = keras.backend.backend()
     if backend == "torch" and in_use().count == 1 and _torchrun():
-        use_devices("all" if devices is None else devices)
+        use_devices("all")
     count = model_devices = in_use().count
-    if devices not in (None, "all", count):
-        torchrun = ", in processes started by torchrun" if backend == "torch" else ""
-        raise ValueError(
-            f"`devices` must be the number in use, {count}. Received: {devices}. Call "
-            f"`keras_vitx.training.use_devices({devices})` before creating the model{torchrun}."
-        )
     if backend == "jax" and model.variables:
         model_devices = len(model.variables[0].value.sharding.device_set)
     elif backend == "tensorflow":
@@ -209,10 +203,6 @@ def _use_torch(devices):
         return
     if not distributed.is_initialized():
         gpus, local = torch.cuda.device_count(), int(os.environ["LOCAL_RANK"])
-        if gpus and local >= gpus:
-            raise ValueError(
-                f"`--nproc-per-node` must be at most {gpus} GPUs. Received: {local + 1} or more."
-            )
         if gpus:  # Keras puts its tensors on the current GPU.
             torch.cuda.set_device(local)
         distributed.init_process_group("nccl" if gpus else "gloo")

@@ -16,6 +16,7 @@ from keras_vitx.data.loading import ImageBatches
 from keras_vitx.keras_internals import sublayers
 from keras_vitx.training.batches import map_batches
 from keras_vitx.training.devices import Devices, check_batch, copies_of, in_use
+from keras_vitx.training.optimizer import averages_of
 
 # Between the seeds of two replicas. Large, because seed and counter are added.
 SEED_DISTANCE = 0x5851F42D
@@ -34,10 +35,10 @@ def shard_of(batches: Any, pad: bool = False) -> Any:
     # Mirrored strategies split batches of any size themselves.
     if devices.replicas == 1 or backend == "tensorflow":
         return batches
-    if backend == "torch" and isinstance(batches, ImageBatches) and batches.loader.seed is not None:
-        check_batch(batches.batch_size, devices)
-        if batches.batch_size // devices.processes % 2 == 0:  # Only these images are loaded.
-            return batches.replace(shard=(devices.process, devices.processes))
+    is_training = isinstance(batches, ImageBatches) and batches.loader.seed is not None
+    if backend == "torch" and is_training and batches.batch_size % (2 * devices.processes) == 0:
+        # Only these images are loaded.
+        return batches.replace(shard=(devices.process, devices.processes))
     return map_batches(batches, lambda index, batch: rows_of(batch, devices, pad))
 
 
@@ -190,8 +191,7 @@ class Replicate(keras.callbacks.Callback):
             return
         norms = [x for x in sublayers(self.model) if isinstance(x, keras.layers.BatchNormalization)]
         variables = [v for norm in norms for v in (norm.moving_mean, norm.moving_variance)]
-        optimizer = getattr(self.model, "optimizer", None)
-        variables += getattr(getattr(optimizer, "inner_optimizer", optimizer), "averages", ())
+        variables += averages_of(self.model)
         if _runs("torch"):
             means = _sums([v.value.detach() / in_use().count for v in variables])
         else:
