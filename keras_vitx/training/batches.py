@@ -7,6 +7,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_vitx.checks import check
 from keras_vitx.data.loading import ImageBatches
 
 Change = Callable[[int, tuple], tuple]
@@ -26,11 +27,9 @@ def labels_and_size(batches: Any) -> tuple[np.ndarray, int]:
         return labels, batches.batch_size
     is_indexed = isinstance(batches, keras.utils.PyDataset)
     batch = batches[0] if is_indexed else next(iter(batches), None)
-    if not isinstance(batch, (tuple, list)) or len(batch) not in (2, 3):
-        raise ValueError(
-            "`source` must have batches (images, labels) or (images, labels, weights). Received: "
-            f"{type(batch).__name__}."
-        )
+    is_labeled = isinstance(batch, (tuple, list)) and len(batch) in (2, 3)
+    rule = "`source` must have batches (images, labels) or (images, labels, weights)."
+    check(is_labeled, rule, type(batch))
     labels = np.asarray(batch[1]["head"] if isinstance(batch[1], dict) else batch[1])
     return labels, len(labels)
 
@@ -48,19 +47,11 @@ def length_of(batches: Any) -> int | None:
 
 def steps_of(batches: Any, steps_per_epoch: int | None = None) -> int:
     """Return the number of batches per epoch; a ValueError if it is unknown, or too small."""
-    steps = length_of(batches)
-    if steps_per_epoch is not None:
-        if steps is not None and steps_per_epoch > steps:
-            raise ValueError(
-                f"`steps_per_epoch` must be at most the {steps} batches of an epoch. Received: "
-                f"{steps_per_epoch}."
-            )
-        return steps_per_epoch
-    if steps is None:
-        raise ValueError(
-            "`steps_per_epoch` must be set for batches whose number is unknown or endless. "
-            f"Received: None, with a {type(batches).__name__}."
-        )
+    length = length_of(batches)
+    steps = length if steps_per_epoch is None else steps_per_epoch
+    check(steps is not None, "`steps_per_epoch` must be set for batches of unknown number.", steps)
+    rule = f"`steps_per_epoch` must be at most the {length} batches of an epoch."
+    check(length is None or steps <= length, rule, steps)
     return steps
 
 

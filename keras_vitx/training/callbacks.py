@@ -187,10 +187,6 @@ class BestEpoch(keras.callbacks.Callback):
         which = "from before training" if self.epoch is None else f"of epoch {self.epoch}"
         log.info("The model has the weights %s.", which)
 
-    def summary(self) -> dict[str, Any]:
-        """Return the best epoch and its metrics, for the record of a run."""
-        return {"best_epoch": self.epoch, "metrics": self.logs}
-
     def get_state(self) -> dict[str, Any]:
         return {"epoch": self.epoch, "logs": self.logs, "values": self.values}
 

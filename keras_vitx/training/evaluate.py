@@ -1,5 +1,6 @@
 """Evaluate a model on labeled images."""
 
+import functools
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -9,6 +10,7 @@ import numpy as np
 from keras import ops
 
 from keras_vitx.backend import restore_variables
+from keras_vitx.checks import check
 from keras_vitx.data.loading import ImageBatches
 from keras_vitx.data.predictions import imagenet_classes
 from keras_vitx.data.sources.names import numbers_of
@@ -16,6 +18,7 @@ from keras_vitx.outputs import Task, class_names_of, outputs_of, task_of
 from keras_vitx.pixels import unpacked
 from keras_vitx.text import shortened
 from keras_vitx.training.batches import labels_and_size, map_batches
+from keras_vitx.training.devices import in_use
 from keras_vitx.training.devices.replicas import Replicate, copy_to_gpu, shard_of
 from keras_vitx.training.source import SplitName, are_numbers, evaluation_split
 
@@ -182,18 +185,18 @@ def evaluate(
     )
     order, names = _match_outputs(model, class_names, max(outputs.classes, 2))
     if restrict:
-        if order is None:
-            raise ValueError(
-                "`restrict` must be False without class names of both model and source. "
-                "Received: True."
-            )
+        rule = "`restrict` must be False without class names of both model and source."
+        check(order is not None, rule, restrict)
         order, names = order[: len(class_names)], names[: len(class_names)]
         outputs = outputs._replace(classes=len(order))
     task = task_of(outputs, labels_and_size(batches)[0])
-    if predictions and task.kind == "regression":
-        raise ValueError("`predictions` must be False for regression. Received: True.")
+    rule = "`predictions` must be False for regression."
+    check(not predictions or task.kind != "regression", rule, predictions)
     if perturb is not None:
-        batches = map_batches(batches, _perturbation(perturb, order))
+        is_known = isinstance(batches, keras.utils.PyDataset) and in_use().replicas == 1
+        rule = "`source` must be a source or a `PyDataset`, on one device, with `perturb`."
+        check(is_known, rule, type(batches))
+        batches = map_batches(batches, functools.partial(_perturb, perturb, order))
     normalize = restrict and outputs.kind == "softmax"
     evaluator = Evaluator(model, task.loss(), task.metrics(), order, normalize, flips)
     shows_progress = keras.config.is_interactive_logging_enabled() and sys.stdout.isatty()
@@ -210,7 +213,7 @@ def _predictions_of(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return all labels, and the probabilities of at least two classes."""
     if isinstance(batches, keras.utils.PyDataset):
-        batches = map(batches.__getitem__, range(len(batches)))
+        batches = map(batches.__getitem__, range(batches.num_batches))
     found = []
     for images, labels, *weights in batches:
         outputs = ops.convert_to_tensor(model.predict_on_batch(images))
@@ -228,17 +231,13 @@ def _predictions_of(
     return labels, probabilities
 
 
-def _perturbation(perturb, order):
-    """Return `perturb` as a step of batches; `order` has the output of each label, if any."""
-
-    def change(index, batch):
-        images, labels, *weights = batch
-        outputs = np.asarray(labels)
-        if order is not None and outputs.ndim == 1:
-            outputs = np.asarray(order)[outputs]
-        return perturb(images, outputs, index), labels, *weights
-
-    return change
+def _perturb(perturb, order, index, batch):
+    """Change the images of a batch; `order` has the output of each label, if any."""
+    images, labels, *weights = batch
+    outputs = np.asarray(labels)
+    if order is not None and outputs.ndim == 1:
+        outputs = np.asarray(order)[outputs]
+    return perturb(images, outputs, index), labels, *weights
 
 
 def _match_outputs(

@@ -20,12 +20,7 @@ from keras_vitx.training.callbacks import (
 from keras_vitx.training.classifier import Classifier
 from keras_vitx.training.devices import check_devices
 from keras_vitx.training.devices.replicas import Replicate, copy_to_gpu, shard_of
-from keras_vitx.training.prepare import (
-    apply_settings,
-    compile_model,
-    match_head,
-    with_teacher,
-)
+from keras_vitx.training.prepare import apply_settings, compile_model, match_head, with_teacher
 from keras_vitx.training.recipe import Recipe
 from keras_vitx.training.restart import Restart
 from keras_vitx.training.run import RESTART, history_logger, new_run, record_of, write_run
@@ -130,5 +125,6 @@ def fit(
         )
     history.test = None if data.test is None else evaluator.measure(data.test)
     if output is not None:
-        write_run(output, record | best.summary() | {"test": history.test})
+        measures = {"best_epoch": best.epoch, "metrics": best.logs, "test": history.test}
+        write_run(output, record | measures)
     return history

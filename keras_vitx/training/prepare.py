@@ -1,13 +1,13 @@
 """What training changes in a model before its first step, from its settings to its compilation."""
 
 import logging
-import typing
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import keras
 import numpy as np
 
+from keras_vitx.checks import check, check_argument
 from keras_vitx.data.predictions import imagenet_classes
 from keras_vitx.keras_internals import sublayers
 from keras_vitx.layers.block import Block
@@ -34,16 +34,10 @@ def apply_settings(model: keras.Model, recipe: Recipe) -> None:
         ValueError: if a setting does not apply to the model.
     """
     chains = [part for part in sublayers(model) if is_chain(part) and part.blocks]
-    if recipe.drop_path is not None and not chains:
-        raise ValueError(
-            f"`drop_path` must be None for a model without a `Chain` of blocks. Received: "
-            f"{recipe.drop_path} for {model.name!r}."
-        )
-    if recipe.remat is not None and not is_chain(model):
-        raise ValueError(
-            f"`remat` must be None for a model that is not a `Chain`. Received: {recipe.remat}. "
-            "Create its layers within `keras.RematScope` instead."
-        )
+    rule = "`drop_path` must be None for a model without a `Chain` of blocks."
+    check(recipe.drop_path is None or chains, rule, recipe.drop_path)
+    rule = "`remat` must be None for a model that is not a `Chain`: use `keras.RematScope`."
+    check(recipe.remat is None or is_chain(model), rule, recipe.remat)
     if recipe.drop_path is not None:
         for chain in chains:
             chain.set_drop_path(recipe.drop_path, recipe.drop_path_schedule)
@@ -66,12 +60,11 @@ def set_similarity(model: keras.Model, weight: float, depth: int) -> None:
     """
     blocks = [part for part in sublayers(model) if isinstance(part, Block)]
     compared = [x for x in blocks[1 : depth + 1] if isinstance(x, SharedMapsBlock)]
-    if weight and not (len(compared) == depth and all(block.receives_maps for block in compared)):
-        raise ValueError(
-            f"`similarity` must be None for a model without {depth + 1} blocks that share maps. "
-            f"Received: {weight}, for {model.name!r}. Create the model with similarity={weight}, "
-            f"similarity_depth={depth}."
-        )
+    fits = len(compared) == depth and all(block.receives_maps for block in compared)
+    rule = (
+        f"`similarity` must be None unless {depth + 1} blocks share maps: create the model with it."
+    )
+    check(fits or not weight, rule, weight)
     for block in blocks:
         if isinstance(block, SharedMapsBlock):
             block.similarity = weight / depth if block in compared else 0.0
@@ -89,9 +82,7 @@ def set_precision(model: keras.Model, precision: Precision) -> None:
     Raises:
         ValueError: if `precision` is unknown, or not that of a quantized layer (`"mixed_float16"`).
     """
-    precisions = typing.get_args(Precision)
-    if precision not in precisions:
-        raise ValueError(f"`precision` must be one of {precisions}. Received: {precision!r}.")
+    check_argument("precision", precision, Precision)
     index = -2 if isinstance(model.layers[-1], ACTIVATIONS) else -1
     classifier = {id(one) for layer in model.layers[index:] for one in sublayers(layer)}
     layers = [layer for layer in sublayers(model) if id(layer) not in classifier]
@@ -140,11 +131,8 @@ def with_teacher(
 ) -> Distillation | None:
     """Return the distillation from a teacher: `"hard"` unless the recipe sets a kind."""
     if teacher is None:
-        if recipe.distillation is not None:
-            raise ValueError(
-                "`teacher` must be a model, or `distillation` None. Received: None, with "
-                f"distillation={recipe.distillation!r}."
-            )
+        rule = "`teacher` must be a model, or `distillation` None."
+        check(recipe.distillation is None, rule, recipe.distillation)
         return None
     known = (class_names, classifier.class_names)
     names = next((each for each in known if each and not are_numbers(each)), None)

@@ -71,11 +71,8 @@ def open_data(
     """
     model, batches, held_out = classifier.model, own_batches(source), []
     if batches is not None:
-        if how_to_load or workers:
-            raise ValueError(
-                "`validation_split`, `fraction` and `workers` must not be set for your own "
-                f"batches. Received: {how_to_load or workers}."
-            )
+        rule = "`validation_split`, `fraction` and `workers` must not be set for your own batches."
+        check(not how_to_load and not workers, rule, how_to_load or workers)
     else:
         how_to_load = {"validation_split": 0.1, **how_to_load}
         dataset = data.load_dataset(source, seed=seed, **how_to_load)
@@ -94,11 +91,9 @@ def open_data(
         )
         names, classes = batches.class_names or (), model.output_shape[-1]
         # `pipelines` raises an error for more classes than outputs.
-        if names and len(names) < classes and not are_numbers(names):
-            raise ValueError(
-                f"`model` must have an output per class. Received: {classes} for {len(names)} "
-                f"classes ({shortened(names)}). Create the model with classes={len(names)}."
-            )
+        fits = len(names) in (0, classes) or classes == 1 or are_numbers(names)
+        rule = f"`model` must have classes={len(names)} for the classes {shortened(names)}."
+        check(fits, rule, classes)
         if dataset.held_out:
             held_out = dataset.validation.names()
     train, steps_per_epoch = batches.train, recipe.steps_per_epoch
@@ -150,11 +145,8 @@ def own_batches(source: Any) -> data.Pipelines | None:
 
     Raises a ValueError for an iterator, which can be read only once.
     """
-    if isinstance(source, Iterator):
-        raise ValueError(
-            "`source` must not be an iterator, which ends after one epoch. Received: "
-            f"{type(source).__name__}. Pass a `PyDataset`, a `DataLoader` or arrays, for example."
-        )
+    rule = "`source` must not be an iterator, which ends after one epoch: pass a `PyDataset`, say."
+    check(not isinstance(source, Iterator), rule, type(source))
     if isinstance(source, data.Pipelines):
         return source
     several = isinstance(source, (tuple, list)) and len(source) in (2, 3)
@@ -196,18 +188,14 @@ def evaluation_split(
 ) -> tuple[str, Any, tuple[str, ...] | None]:
     """Return the name of a split, its images as batches in fixed order, and the class names."""
     is_single, batches = is_batches(source), own_batches(source)
-    if crop_ratio is not None and batches is not None:
-        raise ValueError(
-            f"`crop_ratio` must be None for cropped batches. Received: {crop_ratio!r}."
-        )
+    rule = "`crop_ratio` must be None for cropped batches."
+    check(crop_ratio is None or batches is None, rule, crop_ratio)
     if is_single:
-        if split is not None:
-            raise ValueError(f"`split` must be None for your own batches. Received: {split!r}.")
+        check(split is None, "`split` must be None for your own batches.", split)
         return "batches", source, batches.class_names
     opened = data.load_dataset(source, validation_split=0) if batches is None else batches
     splits = [n for n in ("test", "validation", "train") if getattr(opened, n) is not None]
-    if split is not None and split not in splits:
-        raise ValueError(f"`split` must be one of {', '.join(splits)}. Received: {split!r}.")
+    check(split in (None, *splits), f"`split` must be one of {', '.join(splits)}.", split)
     split = split or splits[0]
     found = getattr(opened, split)
     if batches is None:

@@ -9,10 +9,10 @@ from typing import Any, Literal
 import keras
 import numpy as np
 
-from keras_vitx.checks import PositiveFloat, Probability, check_fields
+from keras_vitx.checks import PositiveFloat, Probability, check, check_fields
 from keras_vitx.data.images import normalize
 from keras_vitx.losses import PerHead, SmoothedCrossentropy, SoftDistillation
-from keras_vitx.outputs import described, is_chain, outputs_of
+from keras_vitx.outputs import is_chain, outputs_of
 from keras_vitx.preprocessing import ModelInput, Preprocessing
 from keras_vitx.training.batches import map_batches
 
@@ -100,7 +100,7 @@ class Distillation:
             ValueError: if student and teacher differ in their classes or in the channels or aspect
                 ratio of their images, or one of them has no `preprocessing`.
         """
-        classes, name = student.output_shape[-1], _label_name(student)
+        classes, name, soft = student.output_shape[-1], _label_name(student), self.kind == "soft"
         prepare = _preparation(ModelInput.of(student), self.teacher)
 
         def predict(images):
@@ -110,44 +110,31 @@ class Distillation:
             images, labels, *weights = batch
             labels = labels if isinstance(labels, dict) else {"head": labels}
             found = predict(images)
-            if self.kind == "soft":
-                found = keras.ops.convert_to_numpy(outputs.probabilities(found))
-            else:
-                found = found.argmax(-1)
-            return images, {**labels, name: found}, *weights
+            found = outputs.probabilities(found) if soft else found.argmax(-1)
+            return images, {**labels, name: keras.ops.convert_to_numpy(found)}, *weights
 
         shape = getattr(self.teacher, "output_shape", None)
         if shape is None:  # A subclassed model.
             shape = predict(np.zeros((1, *student.input_shape[1:]), "float32")).shape
-        if not isinstance(shape, tuple) or len(shape) != 2 or shape[1] != classes:
-            raise ValueError(
-                f"`teacher` must have one output (batch, {classes}), for the student's {classes} "
-                f"classes. Received: {shape}."
-            )
-        try:
-            outputs = outputs_of(self.teacher) if self.kind == "soft" else None
-        except ValueError as error:
-            raise ValueError(f"`teacher`: {error}") from error
-        if outputs and outputs.kind == "sigmoid":
-            raise ValueError("`teacher` must return logits or a softmax. Received: a sigmoid.")
+        fits = isinstance(shape, tuple) and len(shape) == 2 and shape[1] == classes
+        rule = f"`teacher` must have one output (batch, {classes}), for the student's classes."
+        check(fits, rule, shape)
+        if soft:
+            outputs = outputs_of(self.teacher)
+            is_sigmoid = outputs.kind == "sigmoid"
+            check(not is_sigmoid, "`teacher` must return logits or a softmax.", outputs.kind)
         return map_batches(batches, teach)
 
 
 def _label_name(student: keras.Model) -> str:
     """Return the name of a student's targets: its distillation head, or `"teacher"`."""
-    if outputs_of(student).kind == "sigmoid":
-        raise ValueError("`student` must return logits or a softmax. Received: a sigmoid.")
-    if not is_chain(student):
-        raise ValueError(
-            "`student` must accept several labels per image: a `Chain`, as from "
-            f"`keras_vitx.as_chain`. Received: {described(student)}."
-        )
+    kind = outputs_of(student).kind
+    check(kind != "sigmoid", "`student` must return logits or a softmax.", kind)
+    rule = "`student` must accept several labels: a `Chain`, as from `keras_vitx.as_chain`."
+    check(is_chain(student), rule, student)
     heads = student.heads
-    if "aux_head" in heads:
-        raise ValueError(
-            "`student` must have one classifier, or one each for the class and the "
-            f"distillation token. Received: the classifiers {', '.join(heads)}."
-        )
+    rule = "`student` must have one classifier, or also one of the distillation token."
+    check("aux_head" not in heads, rule, heads)
     return "head_dist" if "head_dist" in heads else "teacher"
 
 
@@ -155,23 +142,14 @@ def _preparation(inputs: ModelInput, teacher: keras.Model) -> Callable[[Any], An
     """Return the function from the student's input to the teacher's."""
     preprocess = getattr(teacher, "preprocessing", None)
     shape = getattr(teacher, "input_shape", (None,) * 4)  # A subclassed model has none.
-    if not isinstance(shape, tuple) or len(shape) != 4 or shape[3] not in (None, inputs.channels):
-        raise ValueError(
-            f"`teacher` must take images with the student's {inputs.channels} channels. Received: "
-            f"a model with inputs of shape {shape}."
-        )
+    fits = isinstance(shape, tuple) and len(shape) == 4 and shape[3] in (None, inputs.channels)
+    rule = f"`teacher` must take images with the student's {inputs.channels} channels."
+    check(fits, rule, shape)
     size = tuple(n or default for n, default in zip(shape[1:3], inputs.size, strict=True))
-    if size[0] * inputs.size[1] != size[1] * inputs.size[0]:
-        raise ValueError(
-            "`teacher` must take images of the student's aspect ratio, (height, width) = "
-            f"{inputs.size}. Received: {size}."
-        )
-    if preprocess is None:
-        raise ValueError(
-            "`teacher` must have a `preprocessing`: a `keras_vitx.Preprocessing`, or a "
-            "function of images in 0..255 such as `keras.applications.resnet.preprocess_input`."
-            " Received: None."
-        )
+    rule = f"`teacher` must take images of the student's aspect ratio, as of {inputs.size}."
+    check(size[0] * inputs.size[1] == size[1] * inputs.size[0], rule, size)
+    rule = "`teacher.preprocessing` must be a `Preprocessing`, or a function of images in 0..255."
+    check(preprocess is not None, rule, preprocess)
     if not callable(preprocess):
         preprocessing = Preprocessing.of(preprocess).for_channels(inputs.channels)
         preprocess = functools.partial(normalize, preprocessing=preprocessing)

@@ -8,6 +8,6 @@ ERRORS = {
     ValueError: {
         "`devices` ...Received: 4096": lambda: kv.training.use_devices(4096),
         "`devices` must be 'all' or at least 1": lambda: kv.training.use_devices(0),
-        "divisible ... 4. Received: a batch of 6 images": lambda: shards_of(batch_of(6), 4),
+        "divisible by the 4 devices ...Received: 6": lambda: shards_of(batch_of(6), 4),
     }
 }

@@ -78,13 +78,15 @@ def of_imagenet(classes):
 ERRORS = {
     ValueError: {
         # fit
-        "2 classes (left, right). ...classes=2": lambda tmp_path: fit_named(tmp_path, 3),
+        "classes=2 for the classes left, right. Received: 3": lambda tmp_path: fit_named(
+            tmp_path, 3
+        ),
         "but the source arrays has 3 classes. ...classes=3": lambda: fit((IMAGES, LABELS + 1)),
         "classes=1 and classifier_activation=None": lambda: fit((IMAGES, AGES)),
         "softmax' or 'sigmoid'. Received: 'relu'": lambda: fit("no/folder", small(2, "relu")),
         "several labels": lambda: fit((IMAGES, np.ones((48, 2)))),
         "`source` must have batches (images, labels)": lambda: fit(Unlabeled(*TRAIN)),
-        "must not be an iterator... Pass a `PyD": lambda: fit(batch for batch in OWN),
+        "must not be an iterator...: pass a `PyD": lambda: fit(batch for batch in OWN),
         "`model.preprocessing` must be set": lambda: fit(TRAIN, scaled()),
         "Put pooling and a `keras.layers.Dense(classes)` on top": lambda: fit(
             TRAIN, FAMILIES["ViT"](include_top=False)
@@ -136,11 +138,7 @@ ERRORS = {
         "'crop_flop'...'crop_flip'": lambda: MINE.replace(augmentation="crop_flop"),
         "'finetun'...'finetune'": lambda: training.recipes.get("finetun"),
         "`epochs` must be ... Received: 0": lambda: from_dict(schedule={"epochs": 0}),
-        "`schedule` must be ... Received: None": lambda: from_dict(schedule=None),
-        "holds no recipe": lambda tmp_path: (
-            (tmp_path / "run.json").write_text("{}") and Recipe.read(tmp_path)
-        ),
-        "`similarity` ...2 blocks that share...similarity=0.6": lambda: set_similarity(
+        "`similarity` ...2 blocks share maps": lambda: set_similarity(
             FAMILIES["DeepViT"](), 0.6, 1
         ),
         "`similarity` ...5 blocks": lambda: set_similarity(FAMILIES["RefinedViT"](depth=4), 0.6, 4),
@@ -164,16 +162,16 @@ ERRORS = {
             teacher_of(), weight=1.5
         ),
         "student...as_chain": lambda: Distillation(teacher_of()).loss(teacher_of()),
-        "student's 4 classes. Received: (None, 5)": lambda: batches_of(classes=5),
+        "(batch, 4), for the student's classes. Received: (None, 5)": lambda: batches_of(classes=5),
         "student's 3 channels": lambda: batches_of(channels=1),
         "(2, 4). Received: (8, 8)": lambda: batches_of(size=(8, 8)),
-        "`teacher` must have a `preprocessing`": lambda: batches_of(preprocessing=None),
+        "`teacher.preprocessing` must be": lambda: batches_of(preprocessing=None),
         "`teacher` must return logits or a softmax": lambda: batches_of(activation="sigmoid"),
         "`student` must have one classifier": lambda: batches_of("patches"),
         "one output (batch, 4)...[(None, 4), (None, 4)]": lambda: Distillation(
             two_outputs()
         ).batches(teachers.Given(), student_of()),
-        "`teacher`: ...functional": lambda: batches_of(subclassed=True),
+        "functional": lambda: batches_of(subclassed=True),
         "Received: (1, 5)": lambda: batches_of(kind="hard", subclassed=True, classes=5),
     }
 }

@@ -16,6 +16,8 @@ from typing import Any, Literal
 import keras
 import numpy as np
 
+from keras_vitx.checks import check
+
 Count = int | Literal["all"]
 
 # Minimum size of a sharded variable; a smaller one is not worth a collective.
@@ -54,13 +56,10 @@ def use_devices(devices: Count, shard_weights: bool = False) -> Devices:
         ValueError: if there are not that many devices, or PyTorch was started as a single process.
     """
     backend = keras.backend.backend()
-    if devices != "all" and not (isinstance(devices, (int, np.integer)) and devices >= 1):
-        raise ValueError(f"`devices` must be 'all' or at least 1. Received: {devices!r}.")
-    if shard_weights and backend != "jax":
-        raise ValueError(
-            f"`shard_weights` must be False, except under JAX. Received: {shard_weights!r}, under "
-            f"{backend}."
-        )
+    is_count = isinstance(devices, (int, np.integer)) and devices >= 1
+    check(devices == "all" or is_count, "`devices` must be 'all' or at least 1.", devices)
+    rule = "`shard_weights` must be False, except under JAX."
+    check(backend == "jax" or not shard_weights, rule, shard_weights)
     if backend == "jax":
         _use_jax(devices, shard_weights)
     elif backend == "tensorflow":
@@ -131,20 +130,14 @@ def check_devices(model: keras.Model) -> None:
         model_devices = len(model.variables[0].value.sharding.device_set)
     elif backend == "tensorflow":
         model_devices = model.distribute_strategy.num_replicas_in_sync
-    if model_devices != count:
-        raise ValueError(
-            f"`model` must be created for the {count} devices in use, after `use_devices`. "
-            f"Received: a model created for {model_devices}."
-        )
+    rule = f"`model` must be created after `use_devices`, for the {count} devices in use."
+    check(model_devices == count, rule, model_devices)
 
 
 def check_batch(images: int, devices: Devices) -> None:
     """Raise a ValueError unless a batch can be split evenly between the replicas."""
-    if images % devices.replicas:
-        raise ValueError(
-            f"`batch_size` must be divisible by the number of devices that share a batch, "
-            f"{devices.replicas}. Received: a batch of {images} images."
-        )
+    rule = f"`batch_size` must be divisible by the {devices.replicas} devices that share a batch."
+    check(images % devices.replicas == 0, rule, images)
 
 
 def _use_jax(devices, shard_weights):
@@ -160,21 +153,16 @@ def _use_jax(devices, shard_weights):
     engine = ShardedWeights if shard_weights else keras.distribution.DataParallel
     # `shard_of` splits batches between processes, whatever their source.
     distribution = engine(devices=available[:count], auto_shard_dataset=False)
-    if distribution.num_processes > 1 and count != len(available):
-        raise ValueError(
-            f"`devices` must be all {len(available)} with several processes. Received: {devices}."
-        )
+    rule = f"`devices` must be all {len(available)} with several processes."
+    check(distribution.num_processes == 1 or count == len(available), rule, devices)
     keras.distribution.set_distribution(distribution)
 
 
 def _use_tensorflow(devices):
     import tensorflow as tf
 
-    if "TF_CONFIG" in os.environ:
-        raise ValueError(
-            "`TF_CONFIG` must be unset, since TensorFlow uses one machine. Received: "
-            f"{os.environ['TF_CONFIG']:.60}. Use JAX or PyTorch on several."
-        )
+    rule = "`TF_CONFIG` must be unset: on several machines, use JAX or PyTorch."
+    check("TF_CONFIG" not in os.environ, rule, os.environ.get("TF_CONFIG"))
     tf.distribute.experimental_set_strategy(None)
     logical = tf.config.list_logical_devices("GPU") or tf.config.list_logical_devices("CPU")
     available = [device.name.removeprefix("/device:") for device in logical]
@@ -195,11 +183,8 @@ def _use_torch(devices):
     from torch import distributed
 
     if not distributed.is_initialized() and not _torchrun():
-        if devices not in (1, "all"):
-            raise ValueError(
-                "`devices` must be 1 or 'all' in a single process of PyTorch. Received: "
-                f"{devices}. Run `torchrun --nproc-per-node {devices} SCRIPT`."
-            )
+        rule = "`devices` must be 1 or 'all' without `torchrun --nproc-per-node DEVICES SCRIPT`."
+        check(devices in (1, "all"), rule, devices)
         return
     if not distributed.is_initialized():
         gpus, local = torch.cuda.device_count(), int(os.environ["LOCAL_RANK"])
@@ -208,19 +193,14 @@ def _use_torch(devices):
         distributed.init_process_group("nccl" if gpus else "gloo")
         atexit.register(distributed.destroy_process_group)
     count = distributed.get_world_size()
-    if devices not in ("all", count):
-        raise ValueError(f"`devices` must be {count}, one per process. Received: {devices}.")
+    check(devices in ("all", count), f"`devices` must be {count}, one per process.", devices)
 
 
 def _number(devices: Count, available: Sequence[str]) -> int:
     """Return the number of devices to use; a ValueError if there are fewer."""
     count = len(available) if devices == "all" else int(devices)
-    if count > len(available):
-        names = ", ".join(available[:4]) + (", ..." if len(available) > 4 else "")
-        raise ValueError(
-            f"`devices` must be at most {len(available)}, as {keras.backend.backend()} has "
-            f"{names}. Received: {devices}."
-        )
+    rule = f"`devices` must be at most the {len(available)} of {keras.backend.backend()}."
+    check(count <= len(available), rule, devices)
     return count
 
 
