@@ -10,6 +10,7 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_vitx.checks import check
 from keras_vitx.keras_internals import RatePerVariable, sublayers
 from keras_vitx.layers.block import Block
 from keras_vitx.outputs import layers_of
@@ -192,11 +193,8 @@ class _Released(RatePerVariable):
         if self.built:
             return
         factors = self.rate_factors or (1,) * len(variables)
-        if len(factors) != len(variables):
-            raise ValueError(
-                "`rate_factors` must have one factor per trainable variable, "
-                f"{len(variables)}. Received: {len(factors)}."
-            )
+        rule = f"`rate_factors` must have one factor per trainable variable, {len(variables)}."
+        check(len(factors) == len(variables), rule, len(factors))
         # Keras decays by the common rate; variables with a factor are decayed in `update_step`.
         pairs = list(zip(variables, factors, strict=True))
         self.exclude_from_weight_decay([v for v, f in pairs if f != 1 or not is_decayed(v)])

@@ -187,12 +187,8 @@ def _permute(heads, order):
 
 def _initialize(heads):
     for layer in heads:
-        if layer.quantization_mode is not None:
-            raise ValueError(
-                "`model` must have a classifier of the data's classes if it is quantized, as its "
-                f"kernel can't be changed. Received: {layer.name!r} of others. Quantize the model "
-                "after its training."
-            )
+        rule = "`model` must have a classifier of the data's classes if it is quantized."
+        check(layer.quantization_mode is None, rule, layer.name)
         initializers = {
             "kernel": layer.kernel_initializer,
             "bias": layer.bias_initializer,
