@@ -7,7 +7,7 @@ from typing import Any, Literal
 import keras
 import numpy as np
 
-from keras_vitx.checks import check, check_argument
+from keras_vitx.checks import check_argument
 from keras_vitx.data.predictions import imagenet_classes
 from keras_vitx.keras_internals import sublayers
 from keras_vitx.layers.block import Block
@@ -34,16 +34,18 @@ def apply_settings(model: keras.Model, recipe: Recipe) -> None:
         ValueError: if a setting does not apply to the model.
     """
     chains = [part for part in sublayers(model) if is_chain(part) and part.blocks]
-    rule = "`drop_path` must be None for a model without a `Chain` of blocks."
-    check(recipe.drop_path is None or chains, rule, recipe.drop_path)
-    rule = "`remat` must be None for a model that is not a `Chain`: use `keras.RematScope`."
-    check(recipe.remat is None or is_chain(model), rule, recipe.remat)
     if recipe.drop_path is not None:
+        if not chains:
+            rule = "`drop_path` must be None for a model without a `Chain` of blocks."
+            raise ValueError(f"{rule} Received: {recipe.drop_path}.")
         for chain in chains:
             chain.set_drop_path(recipe.drop_path, recipe.drop_path_schedule)
     if recipe.similarity is not None:
         set_similarity(model, recipe.similarity, recipe.similarity_depth or 1)
     if recipe.remat is not None:
+        if not is_chain(model):
+            rule = "`remat` must be None for a model that is not a `Chain`: use `keras.RematScope`."
+            raise ValueError(f"{rule} Received: {recipe.remat}.")
         model.remat = recipe.remat
     if recipe.crop_ratio is not None:
         preprocessing = ModelInput.of(model).preprocessing
@@ -60,11 +62,9 @@ def set_similarity(model: keras.Model, weight: float, depth: int) -> None:
     """
     blocks = [part for part in sublayers(model) if isinstance(part, Block)]
     compared = [x for x in blocks[1 : depth + 1] if isinstance(x, SharedMapsBlock)]
-    fits = len(compared) == depth and all(block.receives_maps for block in compared)
-    rule = (
-        f"`similarity` must be None unless {depth + 1} blocks share maps: create the model with it."
-    )
-    check(fits or not weight, rule, weight)
+    if weight and not (len(compared) == depth and all(block.receives_maps for block in compared)):
+        rule = f"`similarity` must be None unless {depth + 1} blocks share maps"
+        raise ValueError(f"{rule}: create the model with it. Received: {weight}.")
     for block in blocks:
         if isinstance(block, SharedMapsBlock):
             block.similarity = weight / depth if block in compared else 0.0
@@ -131,8 +131,8 @@ def with_teacher(
 ) -> Distillation | None:
     """Return the distillation from a teacher: `"hard"` unless the recipe sets a kind."""
     if teacher is None:
-        rule = "`teacher` must be a model, or `distillation` None."
-        check(recipe.distillation is None, rule, recipe.distillation)
+        if recipe.distillation is not None:
+            raise ValueError("`teacher` must be a model, or `distillation` None. Received: None.")
         return None
     known = (class_names, classifier.class_names)
     names = next((each for each in known if each and not are_numbers(each)), None)
@@ -187,8 +187,9 @@ def _permute(heads, order):
 
 def _initialize(heads):
     for layer in heads:
-        rule = "`model` must have a classifier of the data's classes if it is quantized."
-        check(layer.quantization_mode is None, rule, layer.name)
+        if layer.quantization_mode is not None:
+            rule = "`model` must have a classifier of the data's classes if it is quantized."
+            raise ValueError(f"{rule} Received: {layer.name}.")
         initializers = {
             "kernel": layer.kernel_initializer,
             "bias": layer.bias_initializer,

@@ -69,7 +69,8 @@ def open_data(
     Your own batches stay as they are. The other arguments are those of `data.load_dataset` and
     `data.pipelines`.
     """
-    model, batches, held_out = classifier.model, own_batches(source), []
+    model = classifier.model
+    batches, held_out = own_batches(source), []
     if batches is not None:
         rule = "`validation_split`, `fraction` and `workers` must not be set for your own batches."
         check(not how_to_load and not workers, rule, how_to_load or workers)
@@ -145,8 +146,9 @@ def own_batches(source: Any) -> data.Pipelines | None:
 
     Raises a ValueError for an iterator, which can be read only once.
     """
-    rule = "`source` must not be an iterator, which ends after one epoch: pass a `PyDataset`, say."
-    check(not isinstance(source, Iterator), rule, type(source))
+    if isinstance(source, Iterator):
+        rule = "`source` must not be an iterator, which ends after one epoch: pass a `PyDataset`."
+        raise ValueError(f"{rule} Received: {type(source).__name__}.")
     if isinstance(source, data.Pipelines):
         return source
     several = isinstance(source, (tuple, list)) and len(source) in (2, 3)

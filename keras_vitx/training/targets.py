@@ -12,7 +12,7 @@ import numpy as np
 from keras_vitx.checks import PositiveFloat, Probability, check, check_fields
 from keras_vitx.data.images import normalize
 from keras_vitx.losses import PerHead, SmoothedCrossentropy, SoftDistillation
-from keras_vitx.outputs import is_chain, outputs_of
+from keras_vitx.outputs import described, is_chain, outputs_of
 from keras_vitx.preprocessing import ModelInput, Preprocessing
 from keras_vitx.training.batches import map_batches
 
@@ -128,14 +128,12 @@ class Distillation:
 
 def _label_name(student: keras.Model) -> str:
     """Return the name of a student's targets: its distillation head, or `"teacher"`."""
-    kind = outputs_of(student).kind
-    check(kind != "sigmoid", "`student` must return logits or a softmax.", kind)
-    rule = "`student` must accept several labels: a `Chain`, as from `keras_vitx.as_chain`."
-    check(is_chain(student), rule, student)
-    heads = student.heads
-    rule = "`student` must have one classifier, or also one of the distillation token."
-    check("aux_head" not in heads, rule, heads)
-    return "head_dist" if "head_dist" in heads else "teacher"
+    if outputs_of(student).kind == "sigmoid":
+        raise ValueError("`student` must return logits or a softmax. Received: a sigmoid.")
+    if not is_chain(student) or "aux_head" in student.heads:
+        rule = "`student` must be a `Chain` (`as_chain`) of one classifier or a `DistilledHead`."
+        raise ValueError(f"{rule} Received: {described(student)}.")
+    return "head_dist" if "head_dist" in student.heads else "teacher"
 
 
 def _preparation(inputs: ModelInput, teacher: keras.Model) -> Callable[[Any], Any]:

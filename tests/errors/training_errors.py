@@ -167,7 +167,7 @@ ERRORS = {
         "(2, 4). Received: (8, 8)": lambda: batches_of(size=(8, 8)),
         "`teacher.preprocessing` must be": lambda: batches_of(preprocessing=None),
         "`teacher` must return logits or a softmax": lambda: batches_of(activation="sigmoid"),
-        "`student` must have one classifier": lambda: batches_of("patches"),
+        "`student` must be ...one classifier": lambda: batches_of("patches"),
         "one output (batch, 4)...[(None, 4), (None, 4)]": lambda: Distillation(
             two_outputs()
         ).batches(teachers.Given(), student_of()),
