@@ -100,7 +100,7 @@ PREPROCESSING = {
     "of `Preprocessing`. Received: 'crop'...'crop_ratio'": {"crop": 0.9},
 }
 IMAGES = {
-    "Received: shape (5,)": np.zeros(5),
+    "channels). Received: (5,)": np.zeros(5),
     "float64 in 300.0..300": np.full((8, 8, 3), 300.0),
     "numbers in 0..255, or floats in 0..1. Received: float64 in nan": np.full((8, 8, 3), np.nan),
     "Received: int64": np.full((8, 8, 3), 256),
@@ -139,7 +139,7 @@ SOURCES = {
     "(3,) for 40 images": (X, [0, 1, 2]),
     "(40, 2, 2)": (X, np.zeros((40, 2, 2))),
     "every label is 7": (X, [7] * 40),
-    "Received: shape (40, 6)": (X[:, :, 0, 0], Y),
+    "channels]). ...Received: (40, 6)": (X[:, :, 0, 0], Y),
     "Images of the train split ...int64": (X.astype("int64"), Y),
     "in 0..1, and not normalized. Received: float32 in 255..255": (X + np.float32(255), Y),
     "`source` must be a directory ...'cifar10'": "cifar10",
