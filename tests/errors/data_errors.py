@@ -139,7 +139,7 @@ SOURCES = {
     "(3,) for 40 images": (X, [0, 1, 2]),
     "(40, 2, 2)": (X, np.zeros((40, 2, 2))),
     "every label is 7": (X, [7] * 40),
-    "channels]). ...Received: (40, 6)": (X[:, :, 0, 0], Y),
+    "channels])...Received: (40, 6)": (X[:, :, 0, 0], Y),
     "Images of the train split ...int64": (X.astype("int64"), Y),
     "in 0..1, and not normalized. Received: float32 in 255..255": (X + np.float32(255), Y),
     "`source` must be a directory ...'cifar10'": "cifar10",
