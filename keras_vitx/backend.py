@@ -119,12 +119,13 @@ def input_gradient(function: Callable[..., Any], variables: Sequence[Any]) -> Ca
     """Return a function that gives the gradient of `function` by its first argument.
 
     `function` returns one number and is written with `keras.ops`; the result takes and returns
-    arrays, and is compiled if the backend compiles. Under JAX, the present values of `variables`
-    are used: a model that Keras evaluates has none meanwhile.
+    arrays, or a dictionary of them, and is compiled if the backend compiles. Under JAX, the present
+    values of `variables` are used: a model that Keras evaluates has none meanwhile.
     """
     import keras
     import numpy as np
 
+    arrays = keras.tree.map_structure
     if keras.backend.backend() == "jax":
         import jax
 
@@ -135,7 +136,7 @@ def input_gradient(function: Callable[..., Any], variables: Sequence[Any]) -> Ca
         # Copies, because Keras donates its arrays to the steps it compiles.
         values = [jax.numpy.array(each.value) for each in variables]
         gradient = jax.jit(jax.grad(stateless))
-        return lambda x, *more: np.asarray(gradient(x, values, *more))
+        return lambda x, *more: arrays(np.asarray, gradient(x, values, *more))
     if keras.backend.backend() == "tensorflow":
         import tensorflow as tf
 
@@ -146,13 +147,14 @@ def input_gradient(function: Callable[..., Any], variables: Sequence[Any]) -> Ca
                 y = function(x, *more)
             return tape.gradient(y, x)
 
-        return lambda x, *more: gradient(*map(tf.convert_to_tensor, (x, *more))).numpy()
+        return lambda *inputs: arrays(np.asarray, gradient(*arrays(tf.convert_to_tensor, inputs)))
 
     import torch
 
     def gradient(x, *more):
-        x = keras.ops.convert_to_tensor(x).detach().requires_grad_()
-        return torch.autograd.grad(function(x, *more), x)[0].cpu().numpy()
+        x = arrays(lambda one: keras.ops.convert_to_tensor(one).detach().requires_grad_(), x)
+        found = torch.autograd.grad(function(x, *more), keras.tree.flatten(x))
+        return arrays(lambda one: one.cpu().numpy(), keras.tree.pack_sequence_as(x, found))
 
     return gradient
 

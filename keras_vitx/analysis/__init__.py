@@ -1,6 +1,7 @@
 """Analysis of trained models: traces of their blocks, measures, and figures."""
 
 from keras_vitx.analysis import measures as measures
+from keras_vitx.analysis.attribution import attribute as attribute
 from keras_vitx.analysis.dynamics import MeasureDuringTraining as MeasureDuringTraining
 from keras_vitx.analysis.dynamics import converged_at as converged_at
 from keras_vitx.analysis.dynamics import plot_dynamics as plot_dynamics

@@ -1,6 +1,7 @@
 """Measures of a model, averaged over any number of images."""
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -30,12 +31,15 @@ class Measure:
         needs: What a block must have, in words, for the error if no block does.
         per_batch: Whether `compare` returns `(1, ...)`, one result per batch. A smaller last batch
             is then skipped.
+        probabilities: Whether it is only defined for rows of attention that sum to 1, such as
+            those of a softmax; `of_block` raises `measures.NotProbabilities` for others.
     """
 
     of_block: Callable[[BlockTrace], np.ndarray | None]
     compare: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]] | None = None
     needs: str = "attention maps"
     per_batch: bool = False
+    probabilities: bool = False
 
 
 def measure(
@@ -84,6 +88,8 @@ def measure(
         known = MEASURES | _similarities(threshold, nearest, center)
         names = [measures] if isinstance(measures, str) else known if measures is None else measures
         selection = {name: known[name] for name in names}
+    if measures is None:
+        selection = {name: where_defined(each) for name, each in selection.items()}
     sums: Sums = {name: {} for name in selection}
     for start in range(0, len(images), batch_size):
         batch = images[start : start + batch_size]
@@ -100,6 +106,16 @@ def measure(
                 f"{model.name!r} has that."
             )
     return results
+
+
+def where_defined(measure: Measure) -> Measure:
+    """Return a measure that skips blocks whose maps are not probabilities, if it needs them."""
+
+    def of_block(block):
+        with suppress(m.NotProbabilities):
+            return measure.of_block(block)
+
+    return replace(measure, of_block=of_block) if measure.probabilities else measure
 
 
 def at_start(model: keras.Model) -> keras.Model:
@@ -168,6 +184,21 @@ def _of_patches(function):
         return function(maps[..., -patches:, -patches:], block.grid)
 
     return of_block
+
+
+def _of_sinks(function):
+    """Measure each head: `function(maps, block)`, of several queries."""
+
+    def of_block(block):
+        maps = block.maps
+        return None if maps is None or maps.shape[2] == 1 else function(maps, block)
+
+    return of_block
+
+
+def _values(block):
+    """Return the values of each head, `(images, heads, keys, size)`."""
+    return block.values.swapaxes(1, 2)
 
 
 def _class_rows(block):
@@ -260,16 +291,27 @@ def _cka(tokens):
 
 
 SOFTMAX, PATCHES = "a softmax", "a softmax over patches"
+QUERIES = "an `Attention` with more than one query"
 
 MEASURES: dict[str, Measure] = {
     # Per head, `(heads,)`.
-    "entropy": Measure(_of_softmax(m.entropy), needs=SOFTMAX),
-    "steepness": Measure(_of_softmax(m.steepness), needs=SOFTMAX),
+    "entropy": Measure(_of_softmax(m.entropy), needs=SOFTMAX, probabilities=True),
+    "steepness": Measure(_of_softmax(m.steepness), needs=SOFTMAX, probabilities=True),
     "nonlocality": Measure(_of_patches(m.nonlocality), needs=PATCHES),
     "relative_distance": Measure(_of_patches(m.relative_distance), needs=PATCHES),
     "gates": Measure(
         lambda block: None if block.gates is None else block.gates[None],
         needs="gates (ConViT's GatedPositionalAttention)",
+    ),
+    "sink_share": Measure(_of_sinks(lambda maps, _: m.sink_share(maps)), needs=QUERIES),
+    "sink_norm": Measure(
+        _of_sinks(lambda maps, block: m.sink_norm(maps, block.inputs[:, None])), needs=QUERIES
+    ),
+    "sink_value_norm": Measure(
+        _of_sinks(lambda maps, block: m.sink_norm(maps, _values(block))), needs=QUERIES
+    ),
+    "effective_rank": Measure(
+        _of_sinks(lambda maps, block: m.effective_rank(maps @ _values(block))), needs=QUERIES
     ),
     # One number; of `cross_layer_similarity` one per block, `(blocks,)`.
     "uniform_entropy": Measure(
@@ -282,6 +324,10 @@ MEASURES: dict[str, Measure] = {
     ),
     "mlp_branch": Measure(
         lambda block: _branch_ratio(block.mlp_branch, block.mlp_input), needs="residual branches"
+    ),
+    "outlier_tokens": Measure(
+        lambda block: block.grid and m.outlier_tokens(block.outputs[:, -block.num_patches :]),
+        needs="patches on a grid",
     ),
     **_similarities(),
     "feature_similarity": Measure(lambda block: block.outputs, _feature_similarity),
@@ -302,4 +348,4 @@ MEASURES: dict[str, Measure] = {
         _of_layer(PositionalAttention, _center), needs="positional attention (ConViT)"
     ),
 }
-"""The measures of the five papers, by name; their functions are in `measures`."""
+"""The measures by name; their functions are in `measures`."""

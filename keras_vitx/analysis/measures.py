@@ -1,4 +1,4 @@
-"""Measures of the five papers: functions from arrays to arrays.
+"""Measures of attention: functions from arrays to arrays.
 
 Maps are `(..., queries, keys)`; sums are in float32, whatever the precision of the maps.
 """
@@ -13,14 +13,18 @@ __all__ = [
     "branch_ratio",
     "centered",
     "cross_layer_similarity",
+    "effective_rank",
     "entropy",
     "feature_similarity",
     "map_similarity",
     "mean_head_similarity",
     "nonlocality",
     "normalized_cka",
+    "outlier_tokens",
     "relative_distance",
     "similar_blocks",
+    "sink_norm",
+    "sink_share",
     "steepness",
 ]
 
@@ -103,6 +107,86 @@ def _fits_half(maps):
 def _float_maps(maps):
     maps = np.asarray(maps)
     return maps if maps.dtype == np.float64 else maps.astype("float32", copy=False)
+
+
+# Sinks: keys that take much of the attention of all queries.
+
+
+def sink_share(maps: Any) -> np.ndarray:
+    r"""Return the share of attention on the most attended key, per head.
+
+    $$\max_j \sum_i |A_{ij}| \,/\, \sum_{ij} |A_{ij}|$$
+    from $1/T$ to 1 over $T$ keys, for maps of any sign and row sums. A head with a large share has
+    a sink. With a small `sink_norm` of its values the sink is a way to attend nothing; with a small
+    `effective_rank` of the head's output it broadcasts one message to all tokens (Fesser et al.,
+    2026, arXiv 2606.08105, who tell the two kinds apart so).
+
+    Args:
+        maps: `(..., queries, keys)`.
+
+    Returns:
+        `(...)`.
+    """
+    received = np.abs(_float_maps(maps)).sum(-2)
+    return received.max(-1) / np.maximum(received.sum(-1), np.finfo("float32").tiny)
+
+
+def sink_norm(maps: Any, tokens: Any) -> np.ndarray:
+    r"""Return the norm of a token, or of its value, at the most attended key $s$, per head.
+
+    $$\|x_s\| \,/\, \frac1T \sum_j \|x_j\|, \qquad s = \arg\max_j \sum_i |A_{ij}|$$
+
+    Args:
+        maps: `(..., heads, queries, keys)`.
+        tokens: What the keys hold, for each head, or the same for all: `(..., heads, keys, dim)` or
+            `(..., 1, keys, dim)`.
+
+    Returns:
+        `(..., heads)`.
+    """
+    maps = _float_maps(maps)
+    sinks = np.abs(maps).sum(-2).argmax(-1)[..., None]
+    norms = np.linalg.norm(np.asarray(tokens, "float32"), axis=-1)
+    norms = np.broadcast_to(norms, (*maps.shape[:-2], maps.shape[-1]))
+    return np.take_along_axis(norms, sinks, -1)[..., 0] / norms.mean(-1)
+
+
+def effective_rank(features: Any) -> np.ndarray:
+    r"""Return the effective rank of the output of a head (Roy and Vetterli, 2007).
+
+    $$\exp\Bigl(-\sum_k p_k \log p_k\Bigr), \qquad p_k = \sigma_k / \sum_l \sigma_l$$
+    with the singular values $\sigma$ of $A V$: from 1, all tokens get multiples of one vector, to
+    the size of the head.
+
+    Args:
+        features: `(..., tokens, size)`.
+
+    Returns:
+        `(...)`; NaN for features of zeros.
+    """
+    features = np.asarray(features, "float64")
+    squares = np.linalg.eigvalsh(features.swapaxes(-1, -2) @ features)
+    values = np.sqrt(squares.clip(0))
+    with np.errstate(invalid="ignore"):
+        p = values / values.sum(-1, keepdims=True)
+    return np.exp(-(p * np.log(p, out=np.zeros_like(p), where=p > 0)).sum(-1))
+
+
+def outlier_tokens(tokens: Any, factor: float = 3.0) -> np.ndarray:
+    r"""Return the number of tokens of outlying norm, $\|x_t\| > c\,\mathrm{median}_s \|x_s\|$.
+
+    Darcet et al., 2023, Section 2.1, find such patches in large networks, where they read the limit
+    from a histogram: 150 for DINOv2-g. A multiple of the median is our choice.
+
+    Args:
+        tokens: `(..., tokens, dim)`, patches.
+        factor: $c$.
+
+    Returns:
+        `(...)`.
+    """
+    norms = np.linalg.norm(np.asarray(tokens, "float32"), axis=-1)
+    return (norms > factor * np.median(norms, axis=-1, keepdims=True)).sum(-1)
 
 
 # How far attention reaches.

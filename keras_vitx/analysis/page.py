@@ -6,7 +6,7 @@ import json
 import os
 import zlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from html import escape
 from importlib import resources
 from pathlib import Path
@@ -17,8 +17,7 @@ import keras
 import numpy as np
 from PIL import Image
 
-from keras_vitx.analysis.measure import MEASURES, Measure, add_sums, means
-from keras_vitx.analysis.measures import NotProbabilities
+from keras_vitx.analysis.measure import MEASURES, add_sums, means, where_defined
 from keras_vitx.analysis.pictures import likely_classes, one_or_three
 from keras_vitx.analysis.trace import trace
 from keras_vitx.data import preprocess_input
@@ -124,7 +123,7 @@ def explore(
         ]
     names = list(names)
     measure_names = {name for chart in charts for name in (chart.measure, chart.beside) if name}
-    measures = {name: _where_defined(MEASURES[name]) for name in measure_names}
+    measures = {name: where_defined(MEASURES[name]) for name in measure_names}
     limit *= 1e6
     entries = {name: {"name": name} for name in order}
     prefixes = _prefixes(model)
@@ -182,18 +181,6 @@ def explore(
     with atomic_write(path) as temporary:
         temporary.write_bytes(page)
     return Path(path).expanduser()
-
-
-def _where_defined(measure: Measure) -> Measure:
-    """Return a measure that skips blocks whose maps are not probabilities."""
-
-    def of_block(block):
-        try:
-            return measure.of_block(block)
-        except NotProbabilities:
-            return None
-
-    return replace(measure, of_block=of_block)
 
 
 def _stages(block, heads):

@@ -33,6 +33,7 @@ class BlockTrace:
             `on_weights`, and before shared maps are added. None without a softmax (shared maps,
             no attention, one of your own that does not `keras_vitx.layers.record` it).
         maps: The maps that multiplied the values, of the same form; None without attention.
+        values: What the maps multiplied, `(batch, keys, heads, size)`; None if not an `Attention`.
         shared: The maps that an earlier block passed on; None if the block takes none.
         inputs: The tokens that enter the block, `(batch, tokens, dim)`.
         outputs: The tokens that leave it, of the same shape.
@@ -48,6 +49,7 @@ class BlockTrace:
     grid: tuple[int, int] | None
     softmax: np.ndarray | None
     maps: np.ndarray | None
+    values: np.ndarray | None
     shared: np.ndarray | None
     inputs: np.ndarray
     outputs: np.ndarray
@@ -135,7 +137,7 @@ def _run(block, x, index, grid):
     with without_gradients(), recording() as found:
         y = block(x, training=False)
     tokens, shared = x if isinstance(x, (tuple, list)) else (x, None)
-    tensors = {"softmax": found.get("softmax"), "maps": found.get("maps")}
+    tensors = {name: found.get(name) for name in ("softmax", "maps", "values")}
     tensors |= {"attention_branch": found.get("ls1"), "mlp_branch": found.get("ls2")}
     tensors |= {"shared": shared, "inputs": tokens, "outputs": keras.tree.flatten(y)[0]}
     # Each tensor once, so that `softmax` and `maps` are one array if nothing modifies them.

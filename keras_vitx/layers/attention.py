@@ -133,7 +133,6 @@ class Attention(Layer):
         weights = self.weights_of(query, key, training, mask)
         maps = self.run_over_maps(self.on_weights, weights, training, mask)
         record("softmax", weights)
-        record("maps", maps)
         return maps
 
     def run_over_maps(self, layers, maps, training=False, mask=None):
@@ -144,6 +143,7 @@ class Attention(Layer):
 
     def aggregate(self, maps, value, training=False):
         """Multiply the maps with the values, `(batch, queries, heads, size)`."""
+        maps, value = record("maps", maps), record("values", value)
         maps = self.run_in_training(self.attn_drop, maps, training and self.attn_drop.rate)
         y = ops.checkpoint_name(ops.matmul(maps, ops.transpose(value, (0, 2, 1, 3))))
         return ops.transpose(y, (0, 2, 1, 3))

@@ -1,18 +1,23 @@
-"""Tensors inside a layer that somebody listens to: maps and branches for `analysis.trace`."""
+"""Tensors inside a layer that somebody listens to, or changes: maps and branches."""
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 # By thread. A plain dictionary, as a `ContextVar` stops `torch.compile`.
-_LISTENERS: dict[int, dict[str, Any]] = {}
+_LISTENERS: dict[int, tuple[dict[str, Any], Callable[[str, Any], Any]]] = {}
 
 
-def record(name: str, x: Any) -> None:
-    """Keep a tensor under a name for `recording`, if it is on."""
+def record(name: str, x: Any) -> Any:
+    """Keep a tensor under a name for `recording`, if it is on; return what to go on with.
+
+    That is `x`, unless `keras_vitx.analysis.attribute` asks how the result depends on it.
+    """
     if is_recording():
-        _LISTENERS[threading.get_ident()][name] = x
+        found, change = _LISTENERS[threading.get_ident()]
+        found[name] = x = change(name, x)
+    return x
 
 
 def is_recording() -> bool:
@@ -21,9 +26,13 @@ def is_recording() -> bool:
 
 
 @contextlib.contextmanager
-def recording() -> Iterator[dict[str, Any]]:
-    """Return a context whose value has what this thread records, by name; the last of a name."""
-    _LISTENERS[threading.get_ident()] = found = {}
+def recording(change: Callable[[str, Any], Any] = lambda name, x: x) -> Iterator[dict[str, Any]]:
+    """Return a context whose value has what this thread records, by name; the last of a name.
+
+    The layers go on with `change(name, x)` in place of each tensor.
+    """
+    found: dict[str, Any] = {}
+    _LISTENERS[threading.get_ident()] = found, change
     try:
         yield found
     finally:

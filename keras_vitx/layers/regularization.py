@@ -49,8 +49,7 @@ class LayerScale(Layer):
     def call(self, x):
         y = x if self.gamma is None else x * self.gamma
         y = y if self.divisor == 1 else y / self.divisor
-        record(self.name, y)
-        return y
+        return record(self.name, y)
 
 
 @register

@@ -9,7 +9,6 @@ from keras_vitx.layers import ops
 from keras_vitx.layers.attention import Attention, as_mask
 from keras_vitx.layers.base import register
 from keras_vitx.layers.block import Block
-from keras_vitx.layers.recording import record
 
 
 class SharingAttention(Attention):
@@ -92,9 +91,7 @@ class SharedAttention(SharingAttention):
         return None, None, self.split_heads(self.run(self.v, x, training))
 
     def maps_with(self, shared, query, key, training=False, mask=None):
-        maps = self.run_over_maps(self.on_weights, shared, training, mask)
-        record("maps", maps)
-        return maps
+        return self.run_over_maps(self.on_weights, shared, training, mask)
 
     def shared_of(self, maps, value, shared):
         return shared
@@ -119,9 +116,7 @@ class AccumulatingAttention(SharingAttention):
 
     def maps_with(self, shared, query, key, training=False, mask=None):
         maps = self.maps_of(query, key, training, mask)
-        maps = maps + ops.zero_masked(shared, mask) * self.size**-0.5
-        record("maps", maps)
-        return maps
+        return maps + ops.zero_masked(shared, mask) * self.size**-0.5
 
 
 @register

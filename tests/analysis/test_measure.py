@@ -12,6 +12,7 @@ IMAGES = numbers((5, 16, 16, 3))
 OWN = {"gates", "attention_center", "re_attention", "context_scale"}
 OF_FAMILY = {"ConViT": {"gates", "attention_center"}, "DeepViT": {"re_attention"}}
 ON_TOKENS = {"attention_branch", "mlp_branch", "feature_similarity", "normalized_cka"}
+ON_TOKENS |= {"outlier_tokens"}
 MAY_BE_NAN = {"cross_layer_similarity", "attention_center"}
 
 
@@ -69,6 +70,35 @@ def test_measures_between_blocks():
     close(np.stack(list(found["normalized_cka"].values())), np.mean(halves, 0))
 
 
+def test_sinks_are_those_of_the_trace():
+    model = randomized("DeepViT")
+    names = ["sink_share", "sink_norm", "sink_value_norm", "effective_rank", "outlier_tokens"]
+    found, one = measure(model, IMAGES, names), next(trace(model, IMAGES))
+    values = one.values.transpose(0, 2, 1, 3)
+    expected = {
+        "sink_share": measures.sink_share(one.maps),
+        "sink_norm": measures.sink_norm(one.maps, one.inputs[:, None]),
+        "sink_value_norm": measures.sink_norm(one.maps, values),
+        "effective_rank": measures.effective_rank(one.maps @ values),
+        "outlier_tokens": measures.outlier_tokens(one.outputs[:, 1:]),
+    }
+    for name in names:
+        close(found[name]["blocks_0"], expected[name].mean(0), message=name)
+
+
+@pytest.mark.backend_free
+def test_measures_say_whether_they_need_probabilities():
+    model = randomized("DeepViT")
+    for name, each in MEASURES.items():
+        if each.probabilities:
+            with pytest.raises(ValueError, match="must be probabilities"):
+                measure(model, IMAGES, [name], maps="values")
+        elif name not in OWN:
+            measure(model, IMAGES, [name], maps="values")
+    found = measure(model, IMAGES, maps="values")
+    assert not {name for name in found if MEASURES[name].probabilities}
+
+
 @pytest.mark.backend_free
 def test_which_maps():
     model = randomized("DeepViT")
@@ -77,8 +107,6 @@ def test_which_maps():
     before = measure(model, IMAGES, ["mean_maps"], maps="softmax")["mean_maps"]["blocks_0"]
     close(by_default, one.maps.mean(0))
     close(before, one.softmax.mean(0))
-    with pytest.raises(ValueError, match="must be probabilities"):
-        measure(model, IMAGES, ["entropy"], maps="values")
     shared = measure(randomized("RefinedViT"), IMAGES, ["entropy"])["entropy"]
     assert list(shared) == ["blocks_0", "blocks_2"]
 

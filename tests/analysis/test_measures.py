@@ -129,6 +129,43 @@ def test_a_softmax_in_any_precision_is_taken(dtype, tokens, peak):
         close(m.entropy(maps), m.entropy(maps.astype("float32")))
 
 
+def test_sinks():
+    maps = RANDOM.normal(size=(2, 3, 5, 6))
+    received = np.zeros((2, 3, 6))
+    for image, head, query, key in np.ndindex(maps.shape):
+        received[image, head, key] += abs(maps[image, head, query, key])
+    close(m.sink_share(maps), received.max(-1) / received.sum(-1))
+    close(m.sink_share(maps[..., RANDOM.permutation(6)]), m.sink_share(maps))
+    close(m.sink_share(UNIFORM), 1 / 6)
+    assert (m.sink_share(np.eye(6)[[2] * 6]) == 1).all() and m.sink_share(0 * UNIFORM).max() == 0
+    tokens, values = RANDOM.normal(size=(2, 1, 6, 7)), RANDOM.normal(size=(2, 3, 6, 4))
+    for held in (tokens, values):
+        expected = np.zeros((2, 3))
+        for image, head in np.ndindex(2, 3):
+            norms = [sum(x * x) ** 0.5 for x in held[image, min(head, len(held[image]) - 1)]]
+            expected[image, head] = norms[received[image, head].argmax()] / np.mean(norms)
+        close(m.sink_norm(maps, held), expected)
+
+
+def test_effective_rank():
+    features = RANDOM.normal(size=(3, 6, 4))
+    p = np.linalg.svd(features, compute_uv=False)
+    p /= p.sum(-1, keepdims=True)
+    close(m.effective_rank(features), np.exp(-(p * np.log(p)).sum(-1)))
+    close(m.effective_rank(7 * features), m.effective_rank(features))
+    close(m.effective_rank(np.eye(4)), 4)
+    close(m.effective_rank(np.outer(features[0, :, 0], features[0, 0])), 1, 1e-4)
+    assert np.isnan(m.effective_rank(np.zeros((5, 4))))
+
+
+def test_outlier_tokens():
+    tokens = np.ones((2, 5, 4))
+    tokens[0, 1] = 3.1
+    tokens[0, 4] = -4
+    assert m.outlier_tokens(tokens).tolist() == [2, 0]
+    assert m.outlier_tokens(tokens, factor=3.5).tolist() == [1, 0]
+
+
 @pytest.mark.parametrize(
     ("measure", "unit"), ((m.nonlocality, (1, 1)), (m.relative_distance, (1, 2)))
 )
