@@ -58,10 +58,8 @@ Weights = option(
     "Of a size: `imagenet`, a checkpoint's name (`keras-vitx list --weights`), a file, "
     "`hf://owner/repo` or `none`. Default: a checkpoint's; to train, none.",
 )
-Source = option(
-    str, "A directory with a sub-directory per class, `.csv`, `.npz`, `tfds:NAME`, `fashion_mnist`."
-)
-Images = option(list[str], "Image files, and directories that are searched recursively.")
+Source = option(str, "Directories of classes, `.csv`, `.npz`, `tfds:NAME` or `fashion_mnist`.")
+Images = option(list[str], "Image files, and directories; exit code 1 if one can't be read.")
 File = option(Path, "The file or directory to write; its suffix is the format.")
 Json = option(bool, "Print JSON.")
 
@@ -82,10 +80,11 @@ def main() -> None:
     sys.exit(code)
 
 
-def report(error: object) -> int:
-    """Print an error on one line of standard error; return the exit code."""
-    print("Error:", " ".join(str(error).split()), file=sys.stderr, flush=True)
-    return 1
+def report(*errors: object) -> int:
+    """Print each error on one line of standard error; return the exit code."""
+    for error in errors:
+        print("Error:", " ".join(str(error).split()), file=sys.stderr, flush=True)
+    return int(bool(errors))
 
 
 @app.meta.default
@@ -188,7 +187,6 @@ def train(
     if kv.training.is_chief():
         runs = (Path("runs", f"{network.name}-{number}") for number in itertools.count(1))
         output = output or next(path for path in runs if not path.exists())
-        print(f"Model, history and settings go to {output}.", flush=True)
     options = {name: None if value == "none" else value for name, value in options.items()}
     options |= {"validation_split": validation_split, "fraction": fraction}
     kv.fit(network, dataset, output=output, seed=seed, **options)
@@ -222,10 +220,7 @@ def predict(
     batch_size: option(int, "Images per batch.") = 32,
     json: Json = False,
 ) -> int:
-    """Print the most probable classes of images.
-
-    An image that can't be read is reported and skipped, and the exit code is 1.
-    """
+    """Print the most probable classes of images."""
     files = files_of(images)
     network = open_model(model, weights)
     predictor = kv.predictor(network, batch_sizes=(batch_size,))
@@ -234,25 +229,27 @@ def predict(
     bar = {"console": (console := Console(stderr=True)), "disable": not console.is_terminal}
     for batch in track(batches, "", -(-len(files) // batch_size), transient=True, **bar):
         errors |= batch.errors
-        probabilities = batch.paths and predictor.probabilities(batch.images)
-        best = batch.paths and kv.data.decode_predictions(probabilities, top, predictor)
-        for path, classes in zip(batch.paths, best, strict=True):
-            # Six digits, as in float32.
-            rows = [{"class": name, "probability": float(f"{p:.6g}")} for _, name, p in classes]
-            if all(math.isfinite(row["probability"]) for row in rows):
-                results.append({"file": str(path), "classes": rows})
-            else:
+        probabilities = predictor.probabilities(batch.images) if batch.paths else ()
+        for path, row in zip(batch.paths, probabilities, strict=True):
+            if not all(map(math.isfinite, row)):
                 errors[path] = f"{path}: the outputs of the model are not finite."
-    for error in errors.values():
-        report(error)
+                continue
+            (best,) = kv.data.decode_predictions(row[None], top, predictor)
+            classes = [{"class": name, "probability": float(f"{p:.6g}")} for _, name, p in best]
+            results.append({"file": str(path), "classes": classes})
     if json:
         skipped = [{"file": str(path), "error": str(error)} for path, error in errors.items()]
         print_json([*results, *skipped])
     else:
         print_table([{"file": each["file"]} | row for each in results for row in each["classes"]])
+    return report_skipped(errors, len(files))
+
+
+def report_skipped(errors: Mapping[Path, object], count: int) -> int:
+    """Print the errors of some of `count` images; return the exit code."""
     if errors:
-        print(f"Skipped {len(errors):,} of {len(files):,} images.", file=sys.stderr)
-    return int(bool(errors))
+        print(f"Skipped {len(errors):,} of {count:,} images.", file=sys.stderr)
+    return report(*errors.values())
 
 
 def files_of(images: Iterable[str]) -> list[Path]:
@@ -273,10 +270,19 @@ def files_of(images: Iterable[str]) -> list[Path]:
 @app.command
 def explore(
     model: Model, images: Images, /, *, output: File, weights: Weights = None, **options: Any
-) -> None:
+) -> int:
     """Write an HTML page that shows where a model looks."""
-    kv.analysis.explore(open_model(model, weights), files_of(images), output, **options)
-    print(f"Wrote {output}, {output.stat().st_size / 1e6:.1f} MB.")
+    pictures, errors = {}, {}
+    for path in files_of(images):
+        try:
+            pictures[path] = kv.data.decode_image(path)
+        except OSError as error:
+            errors[path] = error
+    if pictures:
+        options |= {"names": [path.name for path in pictures], "path": output}
+        kv.analysis.explore(open_model(model, weights), list(pictures.values()), **options)
+        print(f"Wrote {output}, {output.stat().st_size / 1e6:.1f} MB.")
+    return report_skipped(errors, len(pictures) + len(errors))
 
 
 @app.command

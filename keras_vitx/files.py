@@ -1,18 +1,23 @@
-"""Writing files whole or not at all."""
+"""Paths of this machine, and writing files whole or not at all."""
 
 import contextlib
+import ctypes
 import os
 import re
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 
 def local_path(path: str | os.PathLike) -> Path:
-    """Return the path of an output; a ValueError refuses an address, as `gs://bucket/model`."""
+    """Return a path of this machine; a ValueError refuses an address, as `gs://bucket/model`."""
     # Two letters at least: "C:/models" is a path. `Path` joins the slashes of an address.
     if re.match(r"[A-Za-z][\w+.-]+:/", os.fsdecode(path)):
-        raise ValueError(f"Write to a local path and copy it. Received: {os.fsdecode(path)!r}.")
+        raise ValueError(
+            "`path` must be a local path. Write to a local path and copy it, or copy a file and "
+            f"read the copy. Received: {os.fsdecode(path)!r}."
+        )
     return Path(os.fsdecode(path)).expanduser()
 
 
@@ -20,14 +25,33 @@ def local_path(path: str | os.PathLike) -> Path:
 def atomic_write(path: str | os.PathLike) -> Iterator[Path]:
     """Yield a path beside `path` for a file or a directory, which takes its place at the end.
 
-    If the body raises, or the process is killed, `path` is as before. Missing parent directories
-    are made. A directory is replaced by two renames, between which there is none.
+    If the body raises, or the process is killed, `path` is as before; a killed process leaves a
+    directory `.unfinished-*` beside it. Missing parent directories are made, links are followed,
+    and an OSError refuses a file that is write-protected or a device.
     """
-    path = local_path(path)
+    path = Path(os.path.realpath(local_path(path)))
     path.parent.mkdir(parents=True, exist_ok=True)
+    if path.is_file():
+        path.open("ab").close()
+    elif path.exists() and not path.is_dir():
+        raise FileExistsError(f"{str(path)!r} is neither a file nor a directory.")
     with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=path.parent) as beside:
         temporary = Path(beside, path.name)
         yield temporary
         if path.is_dir() and temporary.is_dir():
-            path.rename(Path(tempfile.mkdtemp(dir=beside), "old"))
-        temporary.replace(path)
+            exchange(temporary, path)
+        else:
+            temporary.replace(path)
+
+
+def exchange(new: Path, old: Path) -> None:
+    """Exchange two directories: at once on Linux, by renames elsewhere."""
+    if sys.platform == "linux":
+        here, names = -100, map(os.fsencode, (new, old))
+        with contextlib.suppress(AttributeError):  # A libc without it.
+            rename = ctypes.CDLL(None).renameat2
+            if not rename(here, next(names), here, next(names), 2):
+                return
+    aside = Path(tempfile.mkdtemp(dir=new.parent), "old")
+    old.rename(aside)
+    new.rename(old)

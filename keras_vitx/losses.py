@@ -236,7 +236,9 @@ def _as_targets(labels, outputs):
     labels = ops.reshape(labels, ops.shape(outputs)[:-1])
     if classes == 1:
         return ops.expand_dims(labels, -1)
-    return ops.one_hot(ops.cast(labels, "int32"), classes, dtype=outputs.dtype)
+    rows = ops.one_hot(ops.cast(labels, "int32"), classes, dtype=outputs.dtype)
+    # Of a label out of range, which has no row, the loss would be 0.
+    return ops.where(ops.any(rows > 0, axis=-1, keepdims=True), rows, float("nan"))
 
 
 def _log(probabilities):

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from keras_vitx.files import atomic_write, local_path
+from keras_vitx import files
+from keras_vitx.files import atomic_write, exchange, local_path
 
 pytestmark = pytest.mark.backend_free
 
@@ -52,6 +53,27 @@ def test_a_file_does_not_replace_a_directory(tmp_path):
     with pytest.raises(OSError):
         write(tmp_path / "directory", "x")
     assert read(tmp_path / "directory") == "mine"
+
+
+def test_a_link_is_followed_and_what_is_protected_stays(tmp_path):
+    (tmp_path / "link").symlink_to("target")
+    for text in ("old", "new"):  # Of a link to nothing, and to a file.
+        write(tmp_path / "link", text)
+        assert (tmp_path / "link").is_symlink() and read(tmp_path / "target") == text
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="neither a file nor a directory"):
+        write(tmp_path / "pipe", "x")
+    assert (tmp_path / "pipe").is_fifo()
+
+
+@pytest.mark.parametrize("platform", ["linux", "darwin"])
+def test_directories_are_exchanged(tmp_path, monkeypatch, platform):
+    monkeypatch.setattr(files.sys, "platform", platform)
+    for name in ("new", "old"):
+        write(tmp_path / name, name, directory=True)
+    exchange(tmp_path / "new", tmp_path / "old")
+    assert read(tmp_path / "old") == "new"
+    assert platform != "linux" or read(tmp_path / "new") == "old"
 
 
 def test_a_killed_process_leaves_the_old_file(tmp_path):

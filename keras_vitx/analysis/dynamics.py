@@ -3,7 +3,6 @@
 import csv
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import keras
@@ -118,7 +117,7 @@ def read_dynamics(path: str | os.PathLike) -> list[dict[str, Any]]:
     Args:
         path: Path of the `.csv` file.
     """
-    with Path(path).expanduser().open(newline="") as file:
+    with local_path(path).open(newline="") as file:
         reader = csv.DictReader(file)
         types = {"epoch": float, "step": int, "value": float}
         rows = [row | {name: type_(row[name]) for name, type_ in types.items()} for row in reader]

@@ -6,13 +6,13 @@ The arguments `results` are results of `measure` by label: `{"CaiT": results, ..
 import csv
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
 
 from keras_vitx.analysis.drawing import Picture, drawing
+from keras_vitx.files import local_path
 
 Results = Mapping[str, Mapping[str, np.ndarray]]
 Points = Mapping[float, float] | Sequence[Mapping[str, Any]]
@@ -146,7 +146,7 @@ def plot_history(
     if isinstance(history, keras.callbacks.History):
         columns = history.history
     else:
-        with Path(history).open(newline="") as file:
+        with local_path(history).open(newline="") as file:
             rows = list(csv.DictReader(file))
         # Keras writes "NA" where there is no validation.
         columns = {n: [float(row[n]) for row in rows if row[n] != "NA"] for n in rows[0]}

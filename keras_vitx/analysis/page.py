@@ -180,7 +180,7 @@ def explore(
         )
     with atomic_write(path) as temporary:
         temporary.write_bytes(page)
-    return Path(path).expanduser()
+    return path
 
 
 def _stages(block, heads):

@@ -8,7 +8,7 @@ from typing import BinaryIO
 
 import numpy as np
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
-from PIL.TiffImagePlugin import PHOTOMETRIC_INTERPRETATION
+from PIL import TiffImagePlugin as tiff
 
 FORMATS = ("JPEG", "PNG", "GIF", "BMP", "DIB", "TIFF", "WEBP", "PPM", "TGA", "QOI", "JPEG2000")
 FORMATS += ("AVIF", "HEIF", "JXL")  # Where Pillow has them, the last two by plugins.
@@ -29,14 +29,13 @@ def open_image(
     (179 million unless set); any number if that is None.
     """
     limit = 2 * (Image.MAX_IMAGE_PIXELS or math.inf)
-    # Pillow's decoders raise many types of errors on damaged files.
-    try:
-        with contextlib.ExitStack() as stack:
-            if isinstance(file, (str, os.PathLike)):
-                path = name = os.path.expanduser(file)
-                if os.path.exists(path) and not os.path.isfile(path):
-                    raise ValueError("it is not a file")  # Opening a pipe would wait for ever.
-                file = stack.enter_context(open(path, "rb"))
+    with contextlib.ExitStack() as stack:
+        if isinstance(file, (str, os.PathLike)):
+            path = name = os.path.expanduser(file)
+            if os.path.exists(path) and not os.path.isfile(path):
+                raise OSError(f"{path} is not a file.")  # Opening a pipe would wait for ever.
+            file = stack.enter_context(open(path, "rb"))
+        try:
             limit = min(limit, max(SMALL, PIXELS_PER_BYTE * file.seek(0, os.SEEK_END)))
             Image.init()
             formats = [format for format in FORMATS if format in Image.OPEN]
@@ -47,19 +46,19 @@ def open_image(
                     "`PIL.Image.MAX_IMAGE_PIXELS`; None is no limit"
                 )
             yield image
-    except Exception as error:
-        unknown = f"it is none of {', '.join(FORMATS)}"
-        cause = unknown if isinstance(error, UnidentifiedImageError) else error
-        name = name or "An image that was given as bytes"
-        raise OSError(f"{name} can't be decoded as an image: {cause}") from error
+        except Exception as error:  # Decoders raise many types of them on damaged files.
+            unknown = f"it is none of {', '.join(FORMATS)}"
+            cause = unknown if isinstance(error, UnidentifiedImageError) else error
+            name = name or "An image that was given as bytes"
+            raise OSError(f"{name} can't be decoded as an image: {cause}") from error
 
 
 def decode_image(file: str | os.PathLike | BinaryIO, channels: int = 3) -> np.ndarray:
     """Decode an image file to uint8 (height, width, channels).
 
     The EXIF orientation is applied, transparency is dropped, and the first frame of an animation is
-    returned. Unsigned 16-bit gray is scaled from 0..65535; signed, 32-bit and floating-point gray,
-    whose range is not known, from the image's own minimum and maximum.
+    returned. Unsigned gray of 12 and 16 bits is scaled from its range; signed, 32-bit and
+    floating-point gray, whose range is not known, from the image's own minimum and maximum.
 
     Args:
         file: A file in one of `FORMATS`: its path, or an open binary file.
@@ -86,19 +85,24 @@ def read_picture(
 def as_mode(picture: Image.Image, mode: str) -> Image.Image:
     """Return an upright picture of mode "RGB" or "L"."""
     is_16_bit = picture.mode.startswith("I;16") or (picture.mode, picture.format) == ("I", "PPM")
-    is_negative = picture.format == "TIFF" and picture.tag_v2.get(PHOTOMETRIC_INTERPRETATION) == 0
+    tags = picture.tag_v2 if picture.format == "TIFF" else {}
+    bits, (kind, *_) = tags.get(tiff.BITSPERSAMPLE, (16,)), tags.get(tiff.SAMPLEFORMAT, (1,))
+    is_planar = len(bits) > 1 and tags.get(tiff.PLANAR_CONFIGURATION) == 2
+    if (bits[0], kind) == (8, 2) or (bits[0] == 16 and is_planar):
+        raise ValueError("Pillow reads signed levels of 8 bits, and planes of 16 bits, wrong")
     if picture.getexif().get(ExifTags.Base.Orientation, 1) != 1:  # Avoids a copy.
         picture = ImageOps.exif_transpose(picture)
     if picture.mode.startswith(("I", "F")):
         # Pillow would clip levels above 255 instead of scaling.
         levels = np.array(picture, "float64")
-        low, high = (0, 65536) if is_16_bit else (levels.min(), levels.max())
+        if tags and kind == 1:
+            levels %= 2**32  # Pillow reads unsigned levels of 32 bits as signed.
+        low, high = (0, 2 ** bits[0]) if is_16_bit else (levels.min(), levels.max())
         if not np.isfinite(high - low):
             raise ValueError("its levels are not finite")
-        scale = 256 if is_16_bit else 255
-        levels -= low
-        levels *= scale / ((high - low) or 1)
-        levels = levels.astype("uint8")
+        scale = (256 if is_16_bit else 255) / ((high - low) or 1)
+        levels = ((levels - low) * scale).astype("uint8")
         # Pillow inverts TIFFs with 0 = white in up to 8 bits only.
+        is_negative = tags.get(tiff.PHOTOMETRIC_INTERPRETATION) == 0
         picture = Image.fromarray(255 - levels if is_negative else levels)
     return picture if picture.mode == mode else picture.convert(mode)

@@ -79,12 +79,6 @@ def _as_levels(images: np.ndarray) -> np.ndarray:
     return np.rint(images.astype("float32") * (255 if in_unit else 1)).astype("uint8")
 
 
-def as_uint8(images, what: str) -> np.ndarray:
-    """Return an array as uint8; a ValueError unless it is uint8 or floats in 0..1."""
-    check_pixels(images, what)
-    return images if images.dtype == np.uint8 else np.rint(images * 255).astype("uint8")
-
-
 def check_pixels(images: np.ndarray, what: str) -> None:
     """Raise a ValueError unless an array is uint8 or floats in 0..1."""
     if images.dtype == np.uint8:

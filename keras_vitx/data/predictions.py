@@ -25,16 +25,16 @@ def decode_predictions(predictions, top: int = 5, model=None) -> list[list[tuple
         id is "" for names of the model.
 
     Raises:
-        ValueError: if the predictions have another shape, `top` isn't positive, or the number of
-            classes differs from the number of names.
+        ValueError: if the predictions have another shape or are not finite, `top` isn't positive,
+            or the number of classes differs from the number of names.
     """
     import keras  # Slow, and not needed by worker processes.
 
     from keras_vitx.outputs import class_names_of
 
     predictions = keras.ops.convert_to_numpy(predictions)
-    if predictions.ndim != 2:
-        raise ValueError(f"`predictions` must be (n, classes). Received: {predictions.shape}.")
+    check(predictions.ndim == 2, "`predictions` must be (n, classes).", predictions.shape)
+    check(np.isfinite(predictions).all(), "`predictions` must be finite.", predictions)
     check_argument("top", top, PositiveInt)
     names = class_names_of(model)
     if predictions.shape[1] == 1 and names is not None and len(names) == 2:

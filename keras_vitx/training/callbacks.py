@@ -80,8 +80,9 @@ class StopAtNonFinite(keras.callbacks.Callback):
     def on_epoch_end(self, epoch, logs=None):
         if self.step is not None:
             raise FloatingPointError(
-                f"The loss is {logs['loss']} at step {self.step} of epoch {epoch + 1}. Try a lower "
-                "`learning_rate`, `clip_norm=1.0`, or `precision='float32'`."
+                f"The loss is {logs['loss']} at step {self.step} of epoch {epoch + 1}: a label "
+                "that no class has? Else try a lower `learning_rate`, `clip_norm=1.0`, or "
+                "`precision='float32'`."
             )
 
 

@@ -1,6 +1,5 @@
 """Train a model by a recipe."""
 
-import logging
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -26,7 +25,6 @@ from keras_vitx.training.restart import Restart
 from keras_vitx.training.run import RESTART, history_logger, new_run, record_of, write_run
 from keras_vitx.training.source import open_data
 
-log = logging.getLogger(__name__)
 HOW_TO_LOAD = ("validation_split", "fraction", "workers")
 
 
@@ -111,7 +109,8 @@ def fit(
         first += history_logger(output, initial_epoch)
         record = record_of(model, source, data, teacher, seed)
         write_run(output, record)
-        log.info("The run is in %s, from epoch %d on.", output, initial_epoch + 1)
+        if verbosity():
+            print(f"Epochs from {initial_epoch + 1} on go to {output}.", flush=True)
     with best:
         history = model.fit(
             train,

@@ -9,7 +9,6 @@ import typing
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from itertools import zip_longest
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from keras_vitx.checks import (
@@ -25,6 +24,7 @@ from keras_vitx.checks import (
 )
 from keras_vitx.data.augmentation import Augmentation
 from keras_vitx.data.augmentation.mixing import Mixing
+from keras_vitx.files import local_path
 from keras_vitx.text import nearest
 
 Fraction = Annotated[float, "[0, 1)"]
@@ -256,7 +256,7 @@ class Recipe:
 
         Raises an OSError if there is no such file.
         """
-        path = Path(run).expanduser()
+        path = local_path(run)
         path = path / "run.json" if path.is_dir() else path
         return cls.from_dict(json.loads(path.read_text())["recipe"])
 

@@ -4,7 +4,6 @@ import json
 import os
 import random
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import keras
@@ -12,7 +11,7 @@ import numpy as np
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-from keras_vitx.files import atomic_write
+from keras_vitx.files import atomic_write, local_path
 from keras_vitx.training.devices import is_chief
 
 # The number of epochs of a training that a callback ended.
@@ -56,7 +55,7 @@ class Restart(keras.callbacks.History):
 
     def __init__(self, path: str | os.PathLike, callbacks: Sequence[keras.callbacks.Callback] = ()):
         super().__init__()
-        self.path = Path(path)
+        self.path = local_path(path)
         self.stateful = [each for each in callbacks if isinstance(each, HasState)]
         self.state = read_state(self.path) if self.path.exists() else None
         self.initial_epoch = self.state["epochs"] if self.state else 0

@@ -54,8 +54,10 @@ def record_of(
 def write_run(output: Path, record: Mapping[str, Any]) -> None:
     """Write the record of a run, whole or not at all, in the chief process."""
     if is_chief():
+        # JSON has no NaN.
+        record = json.loads(json.dumps(record), parse_constant=lambda name: None)
         with atomic_write(output / RECORD) as path:
-            path.write_text(json.dumps(record, indent=2) + "\n", "utf-8")
+            path.write_text(json.dumps(record, indent=2, allow_nan=False) + "\n", "utf-8")
 
 
 def history_logger(output: Path, epochs: int) -> list[keras.callbacks.CSVLogger]:
@@ -88,4 +90,4 @@ def held_out(run: str | os.PathLike) -> list[str]:
     Raises:
         OSError: if it is none.
     """
-    return json.loads((Path(run).expanduser() / RECORD).read_text("utf-8"))["held_out"]
+    return json.loads((local_path(run) / RECORD).read_text("utf-8"))["held_out"]

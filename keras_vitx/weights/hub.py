@@ -1,10 +1,17 @@
 """Files on the Hugging Face hub, and files that ship with the project."""
 
+import contextlib
+import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from keras_vitx.preprocessing import Preprocessing
 
 SCHEME = "hf://"
 SAFETENSORS = "model.safetensors"
+RESAMPLE = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")
+"""The filters of Transformers' settings, by Pillow's numbers."""
 
 
 class Address(NamedTuple):
@@ -37,6 +44,40 @@ def download(address: Address) -> Path:
 
     repository, file, revision = address
     return Path(hf_hub_download(repository, file, revision=revision))
+
+
+def stated_preprocessing(find: Callable[[str], Path]) -> Preprocessing | None:
+    """Return the preprocessing in the settings of Transformers or timm beside a weights file.
+
+    `find` returns the path of a file by its name, or raises an OSError. The size is not read: a
+    model has that of its input. None if there are no such settings.
+    """
+    with contextlib.suppress(OSError):
+        stated = json.loads(find("preprocessor_config.json").read_text("utf-8"))
+        if "image_mean" in stated:
+            return _of_transformers(stated)
+    with contextlib.suppress(OSError):
+        stated = json.loads(find("config.json").read_text("utf-8")).get("pretrained_cfg") or {}
+        if "mean" in stated:
+            more = stated.get("crop_pct", 1.0), stated.get("interpolation", "bicubic")
+            return Preprocessing(stated["mean"], stated["std"], *more)
+    return None
+
+
+def _of_transformers(stated: dict[str, Any]) -> Preprocessing:
+    mean, std = stated["image_mean"], stated["image_std"]
+    if not stated.get("do_normalize", True):
+        mean, std = [0.0] * len(mean), [1.0] * len(std)
+    # Theirs are of the values after rescaling, ours of 0..1.
+    factor = stated.get("rescale_factor", 1 / 255) if stated.get("do_rescale", True) else 1.0
+    mean, std = ([each / (255 * factor) for each in values] for values in (mean, std))
+    crop, size = (_side(stated.get(name, 224)) for name in ("crop_size", "size"))
+    ratio = crop / size if stated.get("do_center_crop") else 1.0
+    return Preprocessing(mean, std, ratio, RESAMPLE[stated.get("resample", 2)])
+
+
+def _side(size: Any) -> int:
+    return size.get("shortest_edge") or size["height"] if isinstance(size, dict) else size
 
 
 def shipped_path(file: str) -> Path:

@@ -4,13 +4,22 @@ import contextlib
 import logging
 import os
 from collections.abc import Iterator
-from pathlib import Path
+from functools import partial
+from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
+from keras_vitx.files import local_path
 from keras_vitx.text import shortened
 from keras_vitx.weights.catalog import CHECKPOINTS, DATASETS, Checkpoint, find
 from keras_vitx.weights.convert import convert
-from keras_vitx.weights.hub import SAFETENSORS, SCHEME, download, parse, shipped_path
+from keras_vitx.weights.hub import (
+    SAFETENSORS,
+    SCHEME,
+    download,
+    parse,
+    shipped_path,
+    stated_preprocessing,
+)
 from keras_vitx.weights.reading import READERS, WeightsFile, open_weights, suffix_of
 
 logger = logging.getLogger("keras_vitx")
@@ -47,7 +56,7 @@ def find_source(
     is_path = suffix_of(text) is not None or "/" in text or Path(text).exists()
     if isinstance(weights, os.PathLike) or (is_path and not is_name):
         _check_suffix(text, text)
-        if not Path(text).expanduser().is_file():
+        if not local_path(text).is_file():
             raise FileNotFoundError(f"weights={text!r}: there is no such file.")
         return Source(text)
     checkpoint = find(text, constructor, image_size, distillation_token)
@@ -64,6 +73,12 @@ def find_source(
     return Source(text, checkpoint)
 
 
+def _beside(address: str, name: str) -> Path:
+    """Return the path of a file beside another one on the hub, downloaded."""
+    found = parse(address)
+    return download(found._replace(file=str(PurePosixPath(found.file).with_name(name))))
+
+
 def _check_suffix(weights: str, file: str) -> None:
     if not suffix_of(file):
         raise ValueError(f"weights={weights!r} should end in one of: {', '.join(READERS)}.")
@@ -75,7 +90,7 @@ def path_of(source: Source) -> Path:
     if text.startswith(SCHEME):
         return download(parse(text))
     if checkpoint is None:
-        return Path(text).expanduser()
+        return local_path(text)
     if checkpoint.source.startswith("package:"):
         return shipped_path(checkpoint.source.removeprefix("package:"))
     return download(parse(checkpoint.source))
@@ -87,8 +102,15 @@ def open_source(source: Source | None) -> Iterator[WeightsFile | None]:
     if source is None:
         yield None
         return
-    with open_weights(path_of(source)) as file:
-        if (known := source.checkpoint) is not None:
+    with open_weights(path := path_of(source)) as file:
+        if (known := source.checkpoint) is None and file.preprocessing is None:
+            is_remote = source.weights.startswith(SCHEME)
+            find = partial(_beside, source.weights) if is_remote else path.with_name
+            file = file._replace(preprocessing=stated_preprocessing(find))
+            if is_remote and file.preprocessing is None:
+                text = "%s does not say how images are normalized: see `model.preprocessing`."
+                logger.warning(text, source.weights)
+        elif known is not None:
             # All published checkpoints are of square images.
             file = file._replace(square=True, headless=known.classes == 0)
             file = file._replace(class_names=known.class_names, preprocessing=known.preprocessing)

@@ -45,6 +45,22 @@ def test_batches_and_tensors_that_others_make():
         fit(empty)
 
 
+# tensorflow/tensorflow#8484, pytorch/pytorch#1204
+@pytest.mark.parametrize("activation", ["softmax", "sigmoid"])
+def test_a_label_out_of_range_of_a_later_batch(activation):
+    model = FAMILIES["ViT"](classifier_activation=activation)
+
+    class Batches(keras.utils.PyDataset):
+        def __len__(self):
+            return 2
+
+        def __getitem__(self, index):
+            return np.zeros((4, *model.input_shape[1:]), "float32"), np.arange(4) + 2 * index
+
+    with pytest.raises((FloatingPointError, RuntimeError)):
+        kv.fit(model, Batches(), epochs=1, warmup_epochs=0)
+
+
 def test_images_of_json_and_of_tensors():
     model = FAMILIES["ViT"]()
     image = np.random.default_rng(0).integers(0, 256, (20, 24, 3), "uint8")

@@ -127,7 +127,7 @@ def test_predict_expands_patterns_that_a_shell_leaves(run, tiny_file, gray):
 def test_predict_of_a_model_whose_outputs_are_not_finite(run, tiny_file, gray, tmp_path):
     model = keras.saving.load_model(tiny_file)
     bias = model.trainable_variables[-1]
-    bias.assign(np.full(bias.shape, np.nan))
+    bias.assign([0.0, np.nan])
     model.save(tmp_path / "nan.keras")
     gray("a.png")
     out, _ = run("predict", "nan.keras", "a.png", "--json", code=1)
@@ -143,10 +143,14 @@ def test_the_progress_bar_of_a_terminal(run, tiny_file, gray, monkeypatch):
 
 
 def test_explore(run, tiny_file, gray, tmp_path):
-    gray("a.png")
-    out, _ = run("explore", tiny_file, "a.png", "--output", "page.html", "--heads", "mean")
-    assert out.startswith("Wrote page.html")
+    gray("photos/a.png")
+    (tmp_path / "photos" / "b.HEIC").write_bytes(b"of a telephone")
+    explore = "explore", tiny_file, "--output", "page.html", "--heads", "mean"
+    out, err = run(*explore, "photos", code=1)
+    assert out.startswith("Wrote page.html") and "b.HEIC" in err and "1 of 2 images" in err
     assert "a.png" in (tmp_path / "page.html").read_text("utf-8")
+    _, err = run(*explore, "none.png", code=1)
+    assert "No such file" in err and "decoded" not in err
 
 
 def test_export_passes_on_what_is_given(run, calls, tiny_file):

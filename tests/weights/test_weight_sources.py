@@ -1,5 +1,6 @@
 """Files of the hub, from a cache with the layout of the hub's client, and shipped files."""
 
+import json
 import shutil
 
 import pytest
@@ -57,6 +58,40 @@ def test_a_model_of_ours_from_the_hub(hub, golden_model, tmp_path):
     kv.weights.save_safetensors(golden_model, tmp_path / "m.safetensors")
     hub("someone/mine", tmp_path / "m.safetensors")
     same_weights(make_tiny(weights=f"hf://someone/mine@{COMMIT}"), golden_model)
+
+
+VIT = {"image_mean": [0.1] * 3, "image_std": [0.2] * 3, "size": 256, "crop_size": {"height": 224}}
+TIMM = {"mean": [0.1] * 3, "std": [0.2] * 3, "crop_pct": 0.875, "interpolation": "bicubic"}
+
+
+@pytest.mark.parametrize(
+    "settings, name, crop_ratio, interpolation",
+    [
+        ({**VIT, "do_center_crop": True, "resample": 3}, "preprocessor_config", 0.875, "bicubic"),
+        ({**VIT, "do_rescale": False}, "preprocessor_config", 1.0, "bilinear"),
+        ({"pretrained_cfg": TIMM}, "config", 0.875, "bicubic"),
+        ({"model_type": "vit"}, "config", None, None),
+    ],
+)
+def test_the_preprocessing_beside_a_file(
+    hub, golden_file, tmp_path, caplog, settings, name, crop_ratio, interpolation
+):
+    blob = hub("someone/cait", golden_file)
+    for directory in (tmp_path, blob.parents[1] / "snapshots" / COMMIT):
+        (directory / f"{name}.json").write_text(json.dumps(settings))
+    shutil.copyfile(golden_file, tmp_path / "model.safetensors")
+    for weights in ("hf://someone/cait", tmp_path / "model.safetensors"):
+        model = make_tiny()
+        before = model.preprocessing
+        load_weights(model, weights)
+        if crop_ratio is None:
+            assert model.preprocessing == before
+            assert "does not say how images are normalized" in caplog.text
+            continue
+        found, scale = model.preprocessing, 255 if settings.get("do_rescale") is False else 1
+        assert found.mean[0] == pytest.approx(0.1 / scale)
+        assert found.std[0] == pytest.approx(0.2 / scale)
+        assert (found.crop_ratio, found.interpolation) == (crop_ratio, interpolation)
 
 
 WITHOUT_TORCH = """

@@ -11,7 +11,6 @@ import numpy as np
 from PIL import Image
 
 from keras_vitx.data.decoding import read_picture
-from keras_vitx.data.images import as_uint8
 
 
 class Images(Sequence):
@@ -101,7 +100,8 @@ class ArrayImages(Images):
         super().__setstate__(state)
 
     def read(self, index: int) -> np.ndarray:
-        return as_uint8(self.array[self.keys[index]], "Images")
+        image = self.array[self.keys[index]]
+        return image if image.dtype == np.uint8 else np.rint(image * 255).astype("uint8")
 
 
 @dataclass(frozen=True)
