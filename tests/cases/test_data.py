@@ -45,7 +45,7 @@ def test_batches_and_tensors_that_others_make():
         fit(empty)
 
 
-# tensorflow/tensorflow#8484, pytorch/pytorch#1204
+# tensorflow/tensorflow#8484, keras-team/keras#11786
 @pytest.mark.parametrize("activation", ["softmax", "sigmoid"])
 def test_a_label_out_of_range_of_a_later_batch(activation):
     model = FAMILIES["ViT"](classifier_activation=activation)
