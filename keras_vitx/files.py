@@ -14,10 +14,8 @@ def local_path(path: str | os.PathLike) -> Path:
     """Return a path of this machine; a ValueError refuses an address, as `gs://bucket/model`."""
     # Two letters at least: "C:/models" is a path. `Path` joins the slashes of an address.
     if re.match(r"[A-Za-z][\w+.-]+:/", os.fsdecode(path)):
-        raise ValueError(
-            "`path` must be a local path. Write to a local path and copy it, or copy a file and "
-            f"read the copy. Received: {os.fsdecode(path)!r}."
-        )
+        rule = "`path` must be local. Write to a local path and copy it, or read a local copy."
+        raise ValueError(f"{rule} Received: {os.fsdecode(path)!r}.")
     return Path(os.fsdecode(path)).expanduser()
 
 
@@ -47,10 +45,9 @@ def atomic_write(path: str | os.PathLike) -> Iterator[Path]:
 def exchange(new: Path, old: Path) -> None:
     """Exchange two directories: at once on Linux, by renames elsewhere."""
     if sys.platform == "linux":
-        here, names = -100, map(os.fsencode, (new, old))
+        names = -100, os.fsencode(new), -100, os.fsencode(old)
         with contextlib.suppress(AttributeError):  # A libc without it.
-            rename = ctypes.CDLL(None).renameat2
-            if not rename(here, next(names), here, next(names), 2):
+            if not ctypes.CDLL(None).renameat2(*names, 2):
                 return
     aside = Path(tempfile.mkdtemp(dir=new.parent), "old")
     old.rename(aside)
