@@ -1,6 +1,5 @@
 """The arguments that all families share, and the parts of a network that depend on them."""
 
-import inspect
 import os
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -48,10 +47,6 @@ class Similarity(NamedTuple):
         """
         check_similarity(self.over, self.of)
         check_counts(minimum=0, similarity_depth=self.depth)
-        if not isinstance(self.weight, Real) or self.weight < 0:
-            raise ValueError(
-                f"`similarity` must be a number of at least 0. Received: {self.weight!r}."
-            )
         if self.depth >= depth or (self.weight and not self.depth):
             raise ValueError(
                 "`similarity_depth` must be at least 1 where `similarity` is set, and below "
@@ -287,9 +282,8 @@ def _layers_of_blocks(argument: str, factory: Factory, depth: int) -> Layers:
     """Call a factory for every block and check the layers that it returns."""
     layers: Layers = []
     for index in range(depth):
-        is_factory = _takes_index(factory)
-        layer = factory(index) if is_factory else factory
-        if not is_factory or not isinstance(layer, keras.layers.Layer):
+        layer = factory(index)
+        if not isinstance(layer, keras.layers.Layer):
             raise ValueError(
                 f"`{argument}` must be a function that takes the index of a block and returns "
                 f"a layer. Received: {layer!r} for block {index}."
@@ -301,14 +295,3 @@ def _layers_of_blocks(argument: str, factory: Factory, depth: int) -> Layers:
             )
         layers.append(layer)
     return layers
-
-
-def _takes_index(factory: Any) -> bool:
-    """Return whether a factory can be called with an index; a layer and its class can't."""
-    if not callable(factory) or isinstance(factory, (type, keras.layers.Layer)):
-        return False
-    try:
-        inspect.signature(factory).bind(0)
-    except TypeError:
-        return False
-    return True

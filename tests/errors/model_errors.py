@@ -34,23 +34,13 @@ def of_images(run, change):
     return lambda: run(FAMILIES["ViT"](), (change(pixels), np.arange(6) % 2))
 
 
-def of_another_library(make, word):
-    return lambda: make(**{word: 1})
-
-
 def as_chain(make):
     a, b = keras.Input((4,)), keras.Input((4,))
     return lambda: kv.as_chain(make(a, b))
 
 
 SPARSE, CLASS = "sparse_categorical_crossentropy", np.array([0, 1, 2, 0])
-FACTORY = "`attention` must be a function that takes the index of a block ... Received: "
 SHARED_LATE = lambda index: SharedAttention(2) if index == 1 else Attention(2)  # noqa: E731
-OURS = {
-    **{"num_classes": "`classes`", "pretrained": "`weights=", "img_size": "`input_shape="},
-    **{"in_chans": "`input_shape=", "drop_path_rate": "`drop_path`", "alpha": "another size: `"},
-}
-"""Words of other libraries, and what they are here."""
 ERRORS = {
     ValueError: {
         "`class_token_at` must be from 0 to depth=3. Received: 4": made("CaiT", class_token_at=4),
@@ -70,7 +60,6 @@ ERRORS = {
         ),
         "`shared_depth` must be at most 1 ... Received: 2": made("DeepViT", shared_depth=2),
         "`similarity_depth` must be at least 1 ... similarity=0.1": made("DeepViT", similarity=0.1),
-        "`similarity` ... Received: -1": made("DeepViT", similarity=-1, similarity_depth=1),
         "`map_scale` must be ...'head'. Received: 'foo'": made("DeepViT", map_scale="foo"),
         "belong to refiner='paper'... Received: ...constraint='spatial'": (
             made("RefinedViT", constraint="spatial")
@@ -86,20 +75,11 @@ ERRORS = {
         "`input_shape` must ... patch size 17. Received: ": made("PiT", patch_size=17),
         "`pooling` must be 'avg' or 'max'... Received: 'token'": made("Mixer", pooling="token"),
         "`mlp_ratio` must be a pair... Received: 4.0": made("Mixer", mlp_ratio=4.0),
-        FACTORY + "<function": made("ViT", attention=lambda: Attention(2)),
-        FACTORY + "<class ...Attention'> for block 0": made("ViT", attention=Attention),
-        "`dtype` must be None or ... Received: 'half'": made("CaiT", dtype="half"),
         "`class_names` must be a list ... Received: 'cat'": (
             lambda: setattr(FAMILIES["ViT"](), "class_names", "cat")
         ),
         "No model is named 'CaiT_S25'. ...'CaiT_S24'": lambda: kv.create_model("CaiT_S25"),
         "No model is named '?'. Known: ...CaiT_Mini": lambda: kv.create_model("?"),
-        "timm's is DeiT3_S(weights=\"deit3_small_patch16_384.fb": (
-            lambda: kv.create_model("deit3_small_patch16_384")
-        ),
-        "timm's is ViT_Ti...distillation_token=True": (
-            lambda: kv.create_model("deit_tiny_distilled_patch16_224.fb_in1k")
-        ),
         # Losses and labels of several heads
         "must have 'head'": training({"head_dist": CLASS}, loss=SPARSE),
         "['aux_head', 'head']": training({"head": CLASS, "aux_head": CLASS}, loss=SPARSE),
@@ -139,12 +119,5 @@ ERRORS = {
         "ViT(): multiple values for argument 'dim'": lambda: kv.ViT(8, 1, 2, dim=9),
         "ViT()...'color'": lambda: kv.ViT_Ti(color=1),
         "ViT_Ti(): too many positional arguments": lambda: kv.ViT_Ti(*range(10)),
-        **{
-            f"{make.__name__}() has no argument '{word}'. It is {ours}": (
-                of_another_library(make, word)
-            )
-            for make in (kv.ViT_Mini, kv.ViT)
-            for word, ours in OURS.items()
-        },
     },
 }
