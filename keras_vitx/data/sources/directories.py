@@ -20,7 +20,8 @@ IMAGE_SUFFIXES = (
     *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".apng", ".bmp", ".dib", ".gif", ".webp", ".tif"),
     *(".tiff", ".ppm", ".pgm", ".pbm", ".pnm", ".tga", ".ico", ".qoi", ".psd", ".jp2", ".j2k"),
     *(".jpf", ".jpx", ".avif", ".avifs", ".heic", ".heics", ".heif", ".heifs", ".hif", ".jxl"),
-    *(".svg", ".cr2", ".cr3", ".nef", ".arw", ".dng", ".orf", ".rw2", ".raf"),
+    *(".svg", ".cr2", ".cr3", ".nef", ".arw", ".dng", ".orf", ".rw2", ".raf", ".pef", ".srw"),
+    *(".x3f", ".crw", ".nrw", ".sr2", ".rwl", ".3fr", ".iiq", ".eps", ".exr", ".hdr", ".dcm"),
 )
 HIDDEN = (".", "@", "$", "__MACOSX")
 """How directories begin that are an editor's, a NAS's, Windows's or an archive's own."""
