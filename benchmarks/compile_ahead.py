@@ -6,10 +6,10 @@
         --models ViT_S --cells v5e/step/mixed_bfloat16/{256,64} v5e-4/step/mixed_bfloat16/256
     python benchmarks/compile_ahead.py --output results.jsonl --models --write   # the tables only
 
-A cell is DEVICE/WORK/PRECISION/BATCH, with /remat to recompute blocks. DEVICE is v5e, v5e-4 (each
-has all weights), v5e-4-shards (each has a part), h100 or cpu; WORK is step (of training) or
-inference; BATCH counts the images of all devices. Each is compiled in a process of its own, in one
-to five minutes; what `--output` has is skipped.
+A cell is DEVICE/WORK/PRECISION/BATCH, with /products or /remat for what is recomputed, or /scan for
+blocks as one loop. DEVICE is v5e, v5e-4 (each has all weights), v5e-4-shards (each has a part),
+h100 or cpu; WORK is step (of training) or inference; BATCH counts the images of all devices. Each
+is compiled in a process of its own, in one to five minutes; what `--output` has is skipped.
 
 `flops` are those of products and convolutions as traced, without cuDNN's attention on an h100,
 `memory` the bytes of a device, `moved` those that kernels read and write in padded layouts,
@@ -36,14 +36,14 @@ PRECISIONS = "mixed_bfloat16", "float32", "mixed_float16"
 CELLS = [  # Those that decide come first. A TPU has no float16.
     f"{device}/{work}/{precision}/{batch}{remat}"
     for precision in PRECISIONS
-    for remat in ("", "/remat")
+    for remat in ("", "/products", "/remat", "/scan")
     for work in ("step", "inference")
     for batch in ("256", "64")
     for device in ("v5e", "h100", "v5e-4", "v5e-4-shards")
     if precision != "mixed_float16" or device == "h100"
     if not (work == "inference" and remat)
 ]
-CELL = rf"({'|'.join(DEVICES)})/(step|inference)/({'|'.join(PRECISIONS)})/([1-9]\d*)(/remat)?"
+CELL = rf"({'|'.join(DEVICES)})/(step|inference)/({'|'.join(PRECISIONS)})/([1-9]\d*)(/\w+)?"
 CYCLES = 1.5e9  # Of a v5e, per second: 197 TFLOP/s by four units of 128 x 128 multiplications.
 PAGE = Path(__file__).parents[1] / "docs" / "devices.md"
 TABLES = r"(?s)(?<=<!-- compile_ahead.py -->\n).*(?=<!-- end -->)"
@@ -113,7 +113,7 @@ def results_of(path):
 
 def measure(name, cell, directory):
     """Compile one cell for its device; return what the compiled program says."""
-    device, work, precision, batch, remat = re.fullmatch(CELL, cell).groups()
+    device, work, precision, batch, how = re.fullmatch(CELL, cell).groups()
     os.environ |= {"KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1"}
     os.environ |= {"TPU_ACCELERATOR_TYPE": "v5litepod-4", "TPU_WORKER_HOSTNAMES": "localhost"}
     if device == "h100":  # Choosing between kernels needs the GPU.
@@ -124,7 +124,9 @@ def measure(name, cell, directory):
     import keras_vitx as kv
 
     keras.config.set_dtype_policy(precision)
-    model = kv.create_model(name, remat=bool(remat), drop_path=0.1)
+    model = kv.create_model(name, drop_path=0.1)
+    model.remat = {"/products": "products", "/remat": True}.get(how, False)
+    model.scan = how == "/scan"
     function, state, data = work_of(model, work, int(batch))
     layouts = layouts_of(device, (state, data))
     kind = {"h100": "gpu", "cpu": "cpu"}.get(device, "tpu")

@@ -4,7 +4,7 @@ import dataclasses
 import typing
 from collections.abc import Mapping
 from numbers import Integral, Real
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from keras_vitx.text import nearest
 
@@ -17,6 +17,7 @@ NonNegativeInt = Annotated[int, "[0, inf)"]
 PositiveFloat = Annotated[float, "(0, inf)"]
 NonNegativeFloat = Annotated[float, "[0, inf)"]
 Probability = Annotated[float, "[0, 1]"]
+Remat = Literal[False, "products", True]
 
 
 def check(holds: Any, rule: str, received: Any) -> None:

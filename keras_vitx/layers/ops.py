@@ -127,12 +127,12 @@ def scalars_on_device():
 
 
 def checkpoint_name(x):
-    """Return `x`, which `remat_policy` saves."""
+    """Return `x`, which `remat` of `"products"` saves."""
     return x
 
 
-def use_scan():
-    """Return whether training runs identical blocks as one loop."""
+def use_scan(scan):
+    """Return whether training runs identical blocks as one loop; `scan` is as in `Chain`."""
     return False
 
 
@@ -141,9 +141,13 @@ def program(function, *inputs):
     return object()
 
 
-def remat_policy(step):
-    """Return `step`, the body of a loop, with a policy of what its backward pass finds saved."""
-    return step
+def remat(function, mode, in_loop=False):
+    """Return `function`, of which the backward pass recomputes what `mode` does not save.
+
+    True saves the inputs, and `"products"`, under JAX, also products with weights and what
+    `checkpoint_name` marks. `in_loop` tells that the function is the body of a scan.
+    """
+    return keras.remat(function)
 
 
 KERNELS = {
@@ -155,7 +159,7 @@ KERNELS = {
     ),
     "jax": (
         *("call", "fused_attention", "mix_heads", "convolve_maps", "depthwise_conv", "gelu"),
-        *("checkpoint_name", "use_scan", "program", "remat_policy"),
+        *("checkpoint_name", "use_scan", "program", "remat"),
     ),
 }
 """The operations that a backend has a kernel for; all others run in the form above."""

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 import keras
 import numpy as np
 
-from keras_vitx.checks import check_argument, check_counts
+from keras_vitx.checks import Remat, check_argument, check_counts
 from keras_vitx.layers import (
     Attention,
     Block,
@@ -93,8 +93,8 @@ class ModelArguments:
             `ImagePreprocessing` that normalizes them.
         input_tensor: A Keras tensor to use as the images.
         name: Name of the model.
-        remat: Whether training keeps only the input of each layer and recomputes the rest
-            in the backward pass, which saves memory at the cost of one more forward pass.
+        remat: What training recomputes in the backward pass, to save memory: nothing,
+            `"products"` or True, as in `Chain`.
         residual_dtype: Precision in which the blocks sum their tokens: None, that of the
             policy; `"float32"`, as under PyTorch's autocast, also under a policy of half
             precision. docs/guides/memory.md has what both give.
@@ -118,7 +118,7 @@ class ModelArguments:
     include_preprocessing: bool = False
     input_tensor: Any = None
     name: str | None = None
-    remat: bool = False
+    remat: Remat = False
     residual_dtype: str | None = None
     dtype: Any = None
     strict: bool = True

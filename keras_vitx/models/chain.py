@@ -10,7 +10,7 @@ import numpy as np
 from keras import ops
 
 from keras_vitx.backend import restore_variables
-from keras_vitx.checks import check, check_argument
+from keras_vitx.checks import Remat, check, check_argument
 from keras_vitx.files import atomic_write
 from keras_vitx.layers.base import (
     at_least_float32,
@@ -61,8 +61,8 @@ class ImageModel(keras.Model):
         family: str | None = None,
         preprocessing: Preprocessing | dict[str, Any] | None = None,
         class_names: Sequence[str] | None = None,
-        scan: bool = True,
-        remat: bool = False,
+        scan: bool | None = None,
+        remat: Remat = False,
         size: str | None = None,
         arguments: str | None = None,
         dtype: Any = None,
@@ -80,7 +80,7 @@ class ImageModel(keras.Model):
             self.preprocessing = preprocessing
         self.class_names = class_names
         self.scan = scan
-        self.remat = remat
+        self.remat = check_argument("remat", remat, Remat)
         self.size = size
         # Text, as Keras would read names of classes in a dictionary of the config.
         self.arguments = arguments
@@ -224,11 +224,13 @@ class Chain(MultiHeadTraining, ImageModel):
         preprocessing: Preprocessing of the images: a `Preprocessing`, or a dictionary of
             its attributes.
         class_names: Names of the classes, in the order of the outputs.
-        scan: Whether training runs identical blocks as one loop where that is faster
-            (under JAX). The results are the same.
-        remat: Whether training keeps only the input of each layer and recomputes the
-            rest in the backward pass, which saves memory at the cost of one more forward
-            pass.
+        scan: Whether training runs identical blocks as one loop (JAX only); None on a CPU
+            only, where that is faster. The results are the same. The loop saves no more than
+            `remat="products"` does.
+        remat: What training recomputes in the backward pass, to save memory: nothing;
+            `"products"`, all but products with weights and the outputs of attention (under
+            JAX, elsewhere as True); True, all but the inputs of layers, at the cost of one more
+            forward pass.
         size: Name of the constructor that made the model, which a weights file states.
         arguments: The arguments of the constructor, as JSON.
         images: Arguments of the `keras.Input`, such as `name`, `batch_size` and `dtype`.
@@ -244,8 +246,8 @@ class Chain(MultiHeadTraining, ImageModel):
         family: str | None = None,
         preprocessing: Preprocessing | dict[str, Any] | None = None,
         class_names: Sequence[str] | None = None,
-        scan: bool = True,
-        remat: bool = False,
+        scan: bool | None = None,
+        remat: Remat = False,
         size: str | None = None,
         arguments: str | None = None,
         images: dict[str, Any] | None = None,

@@ -1,9 +1,9 @@
 """The loop over depth, which runs a list of layers.
 
-Under JAX, a training pass runs consecutive blocks that are the same program, up to the values of
-their variables, as one `keras.ops.scan` over the stacked variables. The step compiles and, on a
-CPU, runs several times faster: otherwise XLA's fusion re-evaluates the residual chain of all later
-blocks for every weight.
+Under JAX on a CPU, a training pass runs consecutive blocks that are the same program, up to the
+values of their variables, as one `keras.ops.scan` over the stacked variables: otherwise XLA's
+fusion evaluates the residual chain of all later blocks again for every weight. On a GPU or TPU, the
+buffers of a scan cost more bytes than it saves.
 """
 
 import collections
@@ -27,18 +27,21 @@ def run(
     layers: Sequence[keras.layers.Layer],
     x: Any,
     training: bool,
-    scan: bool,
-    remat: bool,
+    scan: bool | None,
+    remat: bool | str,
     dtype: str,
 ) -> tuple[Any, list]:
     """Run `layers`, those of a functional model, in order on `x`; return the output and losses.
 
-    The losses are those added in a stateless scope, which the caller adds to the model. `scan` runs
-    equal blocks as one loop where that gains (JAX), and `remat` recomputes all but the inputs of
-    layers; both apply in training only. `dtype` is that in which the model computes.
+    The losses are those added in a stateless scope, which the caller adds to the model. `scan` and
+    `remat` are as in `Chain` and apply in training only. `dtype` is that in which the model
+    computes.
     """
-    loops = training and scan and ops.use_scan()
-    is_pure = training and (remat or _sharding() is not None)
+    loops = training and ops.use_scan(scan)
+    if _sharding() is not None:
+        # The gathered weights are not saved.
+        remat = remat or "products"
+    is_pure = training and remat
     if not loops and not is_pure:
         # As in a layer of the model that calls them.
         with autocast(dtype):
@@ -83,8 +86,11 @@ def _first_run(layers: Sequence[keras.layers.Layer], programs: Sequence[int]) ->
     return units if received == returned else [layers[:1]]
 
 
-def _scanned(units: list[Unit], x: Any, remat: bool) -> tuple[Any, list, list]:
-    """Run identical units as one loop over their stacked variables."""
+def _scanned(units: list[Unit], x: Any, remat: bool | str) -> tuple[Any, list, list]:
+    """Run identical units as one loop over their stacked variables.
+
+    It saves no more than products: it would copy all else into buffers.
+    """
     values = [ops.stack(column) for column in zip(*map(_values, units), strict=True)]
     attributes, numbers = _varying_numbers(units)
 
@@ -94,13 +100,13 @@ def _scanned(units: list[Unit], x: Any, remat: bool) -> tuple[Any, list, list]:
             y, states, losses = _pure(units[0], values, x)
         return y, (states, losses)
 
-    step = keras.remat(step) if remat else ops.remat_policy(step)
+    step = ops.remat(step, remat or "products", in_loop=True)
     x, (states, losses) = ops.scan(step, x, (values, numbers))
     states = [[state[index] for state in states] for index in range(len(units))]
     return x, states, [ops.sum(loss) for loss in losses]
 
 
-def _once(units: list[Unit], x: Any, remat: bool) -> tuple[Any, list, list]:
+def _once(units: list[Unit], x: Any, remat: bool | str) -> tuple[Any, list, list]:
     """Run one unit as a function of its input and its variables."""
     # Blocks may take a pair of tensors; `keras.remat` takes them as separate arguments.
     count = len(keras.tree.flatten(x))
@@ -108,7 +114,7 @@ def _once(units: list[Unit], x: Any, remat: bool) -> tuple[Any, list, list]:
     def pure(*tensors):
         return _pure(units[0], tensors[count:], keras.tree.pack_sequence_as(x, tensors[:count]))
 
-    function = keras.remat(pure) if remat else pure
+    function = ops.remat(pure, remat) if remat else pure
     y, states, losses = function(*keras.tree.flatten(x), *_values(units[0]))
     return y, [states], losses
 

@@ -17,6 +17,7 @@ from keras_vitx.checks import (
     PositiveFloat,
     PositiveInt,
     Probability,
+    Remat,
     check,
     check_argument,
     from_fields,
@@ -80,7 +81,8 @@ class Recipe:
             `"constant"`.
         similarity: Weight of the similarity between maps in the loss (DeepViT, Appendix A).
         similarity_depth: Number of pairs of blocks whose maps are compared.
-        remat: Whether training keeps only the input of each layer and recomputes the rest.
+        remat: What training recomputes to save memory: nothing, `"products"` or True, all but the
+            inputs of layers; as in `Chain`.
         crop_ratio: Crop ratio in evaluation.
         precision: `"float32"`, `"mixed_bfloat16"` or `"mixed_float16"`.
         label_smoothing: Label smoothing, in training only.
@@ -127,7 +129,7 @@ class Recipe:
     drop_path_schedule: Literal["linear", "constant"] = "linear"
     similarity: NonNegativeFloat | None = None
     similarity_depth: PositiveInt | None = None
-    remat: bool | None = None
+    remat: Remat | None = None
     crop_ratio: PositiveFloat | None = None
     precision: Precision | None = None
 

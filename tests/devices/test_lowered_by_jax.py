@@ -23,10 +23,6 @@ from keras_vitx.layers.kernels import jax as kernels
 
 CUDNN = {"__cudnn$fmhaSoftmax", "__cudnn$fmhaSoftmaxBackward"}
 BATCH = 8
-# Loops over depth (a run of equal blocks is one, and a last block that differs is none), and what
-# they save of an image in bfloat16, in MB.
-LOOPS = {"ViT": (1, 9), "CaiT": (2, 21), "ConViT": (2, 10), "DeepViT": (2, 22)}
-LOOPS |= {"RefinedViT": (1, 25), "CBViT": (1, 9), "PiT": (3, 60), "Mixer": (1, 30)}
 WIDTHS = {"f64": 8, "f32": 4, "bf16": 2, "f16": 2, "i64": 8, "i32": 4, "ui32": 4, "i8": 1, "i1": 1}
 
 
@@ -98,8 +94,7 @@ def test_the_training_step_is_that_of_the_platform(family, platform, caplog):
     calls = check(text, family, platform)
     donated = re.findall("tf.aliasing_output|jax.buffer_donor", text)
     assert len(donated) >= len(jax.tree.leaves(state))
-    loops, saved = loops_of(jaxpr.jaxpr)
-    assert loops == LOOPS[family][0] and saved / BATCH / 1e6 <= LOOPS[family][1]
+    assert "scan[" not in str(jaxpr), "A loop over depth is for CPUs."
     if platform == "cuda" and family in ("ViT", "CBViT", "ConViT", "PiT"):
         assert calls >= CUDNN
 
@@ -141,28 +136,6 @@ def check(text, family, platform):
 def bytes_of(shape):
     *sizes, kind = shape.split("x")
     return int(np.prod([int(size) for size in sizes if size])) * WIDTHS.get(kind, 4)
-
-
-def loops_of(jaxpr):
-    """Return the number of loops over depth, and the bytes that they save for the backward pass."""
-    loops, bytes_saved = 0, 0
-    for equation in equations(jaxpr):
-        if equation.primitive.name == "scan" and not equation.params["reverse"]:
-            stacked = [v.aval for v in equation.outvars[equation.params["num_carry"] :]]
-            saved = [a for a in stacked if BATCH in getattr(a, "shape", ())[1:3]]
-            loops += bool(saved)
-            bytes_saved += sum(a.size * a.dtype.itemsize for a in saved)
-    return loops, bytes_saved
-
-
-def equations(jaxpr):
-    """Yield the equations of a program, without those inside loops."""
-    for equation in jaxpr.eqns:
-        yield equation
-        for parameter in jax.tree.leaves(list(equation.params.values())):
-            inner = getattr(parameter, "jaxpr", parameter)
-            if equation.primitive.name != "scan" and hasattr(inner, "eqns"):
-                yield from equations(inner)
 
 
 @pytest.mark.parametrize("platform", ["cuda"], indirect=True)

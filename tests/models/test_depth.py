@@ -109,19 +109,20 @@ CASES = {
     "losses": (lambda: chain((0.0,) * 3, penalty=0.1, dropout=0.0), False, [3]),
     "losses/remat": (lambda: chain(penalty=0.1), True, [4]),
     "CaiT/remat": (lambda: of_family("CaiT", depth=3, drop_path=0.2), True, [3]),
+    "CaiT/products": (lambda: of_family("CaiT", depth=3, drop_path=0.2), "products", []),
     # The first block receives no maps, the last returns none.
     "alternating/remat": (lambda: of_family("RefinedViT", **REFINED), True, [2]),
     "similarity": (lambda: of_family("RefinedViT", **REFINED, **SIMILAR), False, [2]),
 }
 # Without a loop, only recomputation and losses differ.
-HERE = CASES if BACKEND == "jax" else ("losses/remat", "CaiT/remat", "similarity")
+HERE = CASES if BACKEND == "jax" else ("losses/remat", "CaiT/remat", "CaiT/products", "similarity")
 
 
 @pytest.mark.parametrize("case", HERE)
 def test_a_loop_trains_like_a_list(case):
     make, remat, repeats = CASES[case]
     looped, listed = make(), make()
-    looped.remat, listed.scan = remat, False
+    looped.remat, looped.scan, listed.scan = remat, bool(repeats), False
     for one, other in zip(listed.variables, looped.variables, strict=True):
         one.assign(value(other))
     if BACKEND == "jax":

@@ -18,7 +18,7 @@ _plain_convolve_maps, _plain_depthwise_conv = ops.convolve_maps, ops.depthwise_c
 _plain_gelu = ops.gelu
 
 SAVED = "saved"
-"""The name by which `remat_policy` knows what else is worth saving."""
+"""The name by which `remat` knows what else is worth saving."""
 
 
 def on_cpu():
@@ -99,7 +99,7 @@ def mix_heads(kernel, maps, bias=None):
     if jax.default_backend() != "tpu" or kernel.shape[0] != kernel.shape[1]:
         return mix_columns(kernel, maps, bias)
     kernel = keras.ops.broadcast_to(kernel, (maps.shape[0], *kernel.shape))
-    # With the batch in the product, `remat_policy` does not save it.
+    # With the batch in the product, `remat` does not save it.
     mixed = keras.ops.einsum("bij,bjqk->biqk", kernel, maps)
     return mixed if bias is None else mixed + keras.ops.reshape(bias, (-1, 1, 1))
 
@@ -135,9 +135,9 @@ def fused_attention(query, key, value, mask=None, training=False):
     return checkpoint_name(keras.ops.transpose(y, (0, 2, 1, 3)))
 
 
-def use_scan():
-    """A step of one block compiles several times faster than one of all blocks. All devices."""
-    return True
+def use_scan(scan):
+    """Scan on a CPU, where a step takes half the time; accelerators would move more bytes."""
+    return on_cpu() if scan is None else scan
 
 
 def program(function, *inputs):
@@ -209,19 +209,19 @@ def described(value, names=None):
     return value
 
 
-def remat_policy(step):
-    """Save products with weights and what `checkpoint_name` marks, no more. All devices.
-
-    Without it, the loop saves 4 to 15 times as many bytes; recomputing the rest is faster.
-    """
+def remat(function, mode, in_loop=False):
+    """Recompute elementwise operations alone, of `"products"`. All devices."""
     policies = jax.checkpoint_policies
     products = policies.dots_with_no_batch_dims_saveable
     policy = policies.save_from_both_policies(products, policies.save_only_these_names(SAVED))
-    return jax.checkpoint(step, policy=policy, prevent_cse=False)
+    # Outside a loop, XLA would find that what is recomputed was computed before.
+    return jax.checkpoint(
+        function, policy=policy if mode == "products" else None, prevent_cse=not in_loop
+    )
 
 
 def checkpoint_name(x):
-    """Mark `x` for `remat_policy`. All devices."""
+    """Mark `x` for `remat`. All devices."""
     return ad_checkpoint.checkpoint_name(x, SAVED)
 
 
