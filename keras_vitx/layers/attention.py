@@ -95,9 +95,15 @@ class Attention(Layer):
         mask = as_mask(attention_mask, value)
         drops = training and self.attn_drop.rate
         changes_maps = self.fused is None or self.on_logits or self.on_weights or drops
-        if changes_maps or return_attention_scores or is_recording():
+        if return_attention_scores or is_recording() or (changes_maps and training):
             maps = self.maps_of(query, key, training, mask)
             y = self.aggregate(maps, value, training)
+        elif changes_maps:
+
+            def attend(value, query, key, mask):
+                return self.aggregate(self.maps_of(query, key, False, mask), value)
+
+            y = ops.by_images(attend, value, query, key, mask)
         else:
             y = self.fused(query, key, value, training, mask)
         y = self.project(self.gated(y, x, training), training)

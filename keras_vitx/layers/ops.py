@@ -80,6 +80,15 @@ def fused_attention(query, key, value, mask=None, training=False):
     return keras.ops.dot_product_attention(query, key, value, mask=mask)
 
 
+def by_images(function, value, *inputs):
+    """Return `function(value, *inputs)`, in inference, perhaps for some images at a time.
+
+    The inputs have a batch axis, of length 1 where they are the same for all images, or are None.
+    The maps inside `function` are those of `value`, `(batch, keys, heads, size)`.
+    """
+    return function(value, *inputs)
+
+
 def mix_heads(kernel, maps, bias=None):
     r"""Return $\sum_j M_{ij} A_j + b_i$.
 
@@ -155,7 +164,7 @@ KERNELS = {
     "torch": (
         *("shape", "reshape", "transpose", "split", "matmul", "cast"),
         *("call", "logits", "softmax", "fused_attention", "mix_heads", "pad", "gelu"),
-        *("drop_path_mask", "scalars_on_device"),
+        *("by_images", "drop_path_mask", "scalars_on_device"),
     ),
     "jax": (
         *("call", "fused_attention", "mix_heads", "convolve_maps", "depthwise_conv", "gelu"),

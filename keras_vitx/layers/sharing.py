@@ -9,6 +9,7 @@ from keras_vitx.layers import ops
 from keras_vitx.layers.attention import Attention, as_mask
 from keras_vitx.layers.base import register
 from keras_vitx.layers.block import Block
+from keras_vitx.layers.recording import is_recording
 
 
 class SharingAttention(Attention):
@@ -41,7 +42,12 @@ class SharingAttention(Attention):
         if self.reads_maps:
             query, key, value = self.with_shared(query, key, value, shared)
         mask = as_mask(attention_mask, value)
-        maps = self.maps_with(shared, query, key, training, mask)
+
+        def maps_of_some(value, shared, query, key, mask):
+            return self.maps_with(shared, query, key, training, mask)
+
+        is_whole, inputs = training or is_recording(), (value, shared, query, key, mask)
+        maps = maps_of_some(*inputs) if is_whole else ops.by_images(maps_of_some, *inputs)
         y = self.gated(self.aggregate(maps, value, training), x, training)
         y = self.project(y, training)
         if return_shared:

@@ -1,6 +1,7 @@
 """Kernels of PyTorch, which runs eagerly: every call of Keras around an operation counts."""
 
 import contextlib
+import itertools
 
 import keras
 import numpy as np
@@ -14,6 +15,9 @@ from keras_vitx.layers import ops
 _plain_call, _plain_drop_path_mask = ops.call, ops.drop_path_mask
 
 ADD_TO_ALL, ADD_TENSOR_TO_ALL = functions_of_adam()
+BYTES_OF_MAPS = 4_000_000
+"""Of the images that attention takes at a time: about a core's cache."""
+
 HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
 
@@ -185,6 +189,19 @@ def fused_attention(query, key, value, mask=None, training=False):
         return torch.matmul(softmax(ops.mask_logits(scores, mask)), value).transpose(1, 2)
     y = functional.scaled_dot_product_attention(query, key, value, mask)
     return y.transpose(1, 2)
+
+
+def by_images(function, value, *inputs):
+    """Keep the maps of a few images in the cache, and their memory mapped. CPU, inference."""
+    batch, keys, heads, _ = value.shape
+    count = max(1, BYTES_OF_MAPS // (heads * keys**2 * value.element_size()))
+    is_whole = batch <= count or value.device.type != "cpu" or torch.is_grad_enabled()
+    if is_whole or is_traced(value):
+        return function(value, *inputs)
+    inputs = [
+        x.split(count) if x is not None and len(x) == batch else itertools.repeat(x) for x in inputs
+    ]
+    return torch.cat([function(*some) for some in zip(value.split(count), *inputs, strict=False)])
 
 
 def mix_heads(kernel, maps, bias=None):
