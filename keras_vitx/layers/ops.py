@@ -105,6 +105,20 @@ def convolve_maps(maps, kernel):
     return keras.ops.depthwise_conv(maps, kernel, padding="same", data_format="channels_first")
 
 
+def add_shifted_maps(maps, kernel):
+    """Return `convolve_maps` as a sum over the entries of the kernels."""
+    _, _, queries, keys = maps.shape
+    heads, _, height, width = kernel.shape
+    up, left = height // 2, width // 2
+    padded = pad(maps, ((0, 0), (0, 0), (up, up), (left, left)))
+    return sum(
+        padded[:, :, i : i + queries, j : j + keys]
+        * keras.ops.reshape(kernel[:, 0, i, j], (heads, 1, 1))
+        for i in range(height)
+        for j in range(width)
+    )
+
+
 def pad(x, widths):
     """Pad with zeros, by their numbers before and after, per axis."""
     return keras.ops.pad(x, widths)
@@ -163,7 +177,16 @@ KERNELS = {
     "tensorflow": ("mix_heads",),
     "torch": (
         *("shape", "reshape", "transpose", "split", "matmul", "cast"),
-        *("call", "logits", "softmax", "fused_attention", "mix_heads", "pad", "gelu"),
+        *(
+            "call",
+            "logits",
+            "softmax",
+            "fused_attention",
+            "mix_heads",
+            "convolve_maps",
+            "pad",
+            "gelu",
+        ),
         *("by_images", "drop_path_mask", "scalars_on_device"),
     ),
     "jax": (

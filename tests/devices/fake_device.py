@@ -50,7 +50,7 @@ class Log(TorchDispatchMode):
 
     def __init__(self):
         super().__init__()
-        self.kernels, self.bytes = collections.Counter(), 0
+        self.kernels, self.bytes, self.depthwise = collections.Counter(), 0, 0
         self.waits, self.mixed = collections.Counter(), collections.Counter()
 
     def __enter__(self):
@@ -82,6 +82,8 @@ class Log(TorchDispatchMode):
             self.mixed[f"dtypes {name} {place()}"] += 1  # CUDA raises, a CPU does not.
         if "cpu" in after and "fakedev" in before:
             self.waits[f"to the host {place()}"] += 1
+        if name.startswith("convolution") and args[8 + name.endswith("backward")] > 1:
+            self.depthwise += 1
         if name not in VIEWS and "fakedev" in before | after:
             self.kernels[name] += 1
             self.bytes += sum(x.numel() * x.element_size() for x in taken + given)
@@ -90,6 +92,7 @@ class Log(TorchDispatchMode):
     def report(self):
         counts = {"kernels": self.kernels.total(), "casts": self.kernels["_to_copy"]}
         places = {"waits": dict(self.waits), "mixed": dict(self.mixed)}
+        counts["depthwise"] = self.depthwise
         return counts | places | {"bytes": self.bytes, "most": self.kernels.most_common(12)}
 
 

@@ -176,3 +176,19 @@ def test_mixes_of_heads_on_a_tpu(monkeypatch):
     )
     for one, other in zip(found, plain, strict=True):
         close(array(one), array(other), 1e-5)
+
+
+@pytest.mark.skipif(BACKEND != "torch", reason="a kernel of PyTorch")
+@pytest.mark.parametrize("family", ["CaiT", "DeepViT", "RefinedViT"])
+def test_attention_by_images_is_that_of_the_batch(family, monkeypatch):
+    import torch
+
+    from keras_vitx.layers.kernels import torch as kernels
+
+    model, images = FAMILIES[family](), numbers((5, 16, 16, 3))
+    with torch.no_grad():
+        found = []
+        for limit in (0, 10**9):
+            monkeypatch.setattr(kernels, "BYTES_OF_MAPS", limit)
+            found.append(array(model(images, training=False)))
+    close(*found, 1e-6)

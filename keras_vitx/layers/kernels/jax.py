@@ -77,18 +77,8 @@ def gelu(x):
 
 def convolve_maps(maps, kernel):
     """Add shifted maps in one loop, several times faster than a depthwise convolution. CPU."""
-    if not on_cpu():
-        return _plain_convolve_maps(maps, kernel)
-    _, _, queries, keys = maps.shape
-    heads, _, height, width = kernel.shape
-    up, left = height // 2, width // 2
-    padded = keras.ops.pad(maps, ((0, 0), (0, 0), (up, up), (left, left)))
-    return sum(
-        padded[:, :, i : i + queries, j : j + keys]
-        * keras.ops.reshape(kernel[:, 0, i, j], (heads, 1, 1))
-        for i in range(height)
-        for j in range(width)
-    )
+    form = ops.add_shifted_maps if on_cpu() else _plain_convolve_maps
+    return form(maps, kernel)
 
 
 def mix_heads(kernel, maps, bias=None):

@@ -13,6 +13,7 @@ from keras_vitx.layers import ops
 
 # The plain forms: `ops` replaces its functions only after this module is imported.
 _plain_call, _plain_drop_path_mask = ops.call, ops.drop_path_mask
+_plain_convolve_maps = ops.convolve_maps
 
 ADD_TO_ALL, ADD_TENSOR_TO_ALL = functions_of_adam()
 BYTES_OF_MAPS = 4_000_000
@@ -223,6 +224,15 @@ def mix_heads(kernel, maps, bias=None):
     mixed = mixed.mT if heads_last else mixed
     mixed = mixed if expands else mixed.contiguous()
     return mixed.reshape(batch, kernel.shape[1], queries, keys)
+
+
+def convolve_maps(maps, kernel):
+    """Add shifted maps: the gradient of a kernel has a block of threads per entry. Accelerators.
+
+    Each of these 324 blocks (36 maps, 3 x 3) would read all maps of a batch, 9.9 million entries.
+    """
+    form = _plain_convolve_maps if maps.device.type == "cpu" else ops.add_shifted_maps
+    return form(maps, kernel)
 
 
 def pad(x, widths):
