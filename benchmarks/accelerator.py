@@ -12,8 +12,9 @@ order:
 ceilings      what the device reaches: bytes copied and bfloat16 products per second
 step          time and memory of a training step in bfloat16, beside timm's under autocast, and the
               fraction of the bound by bytes and FLOPs (docs/devices.md) at these ceilings
-how           the same with `remat`, without the loop over depth, and with each kernel of
-              `keras_vitx/layers/kernels/` replaced by its plain form
+ways          the same under JAX with `remat="products"`, `remat=True` and blocks as one loop; under
+              PyTorch compiled, also timm's
+kernels       the same with each kernel of `keras_vitx/layers/kernels/` replaced by its plain form
 fit           images per second of `kv.fit`
 float32       a step in float32, with products in TF32 and in full precision
 correctness   each family and precision, logits and gradients, against float64 on the CPU; under
@@ -23,6 +24,7 @@ correctness   each family and precision, logits and gradients, against float64 o
 import argparse
 import contextlib
 import importlib
+import itertools
 import json
 import os
 import platform
@@ -48,6 +50,8 @@ TOYS = ("CaiT_Mini", "RefinedViT_Mini")
 # Lower bounds of a training step in bfloat16 at batch 256, in ms, at these ceilings of an H100.
 BOUNDS = {"ViT_S": 20, "CaiT_S24": 77, "ConViT_S": 28, "DeepViT_S": 40, "RefinedViT_S": 127}
 BOUNDS_AT = {"GB_per_s": 3350, "TFLOP_per_s": 790}
+LONGEST = 180
+"""Seconds after which a measurement is given up: one step must not take the minutes of all."""
 PRECISIONS = ("float32", "mixed_bfloat16", "mixed_float16")
 
 
@@ -58,18 +62,16 @@ def cells(options):
     heavy = [name for name in names if toy or name in HEAVY]
     counts = (2,) if toy else (256, 64)
     yield {"cell": "ceilings", "toy": toy}
-    for count in counts:
+    recomputed = [{"remat": "products"}, {"remat": True}]
+    ways = {"jax": [{"scan": True}, *recomputed], "torch": [] if toy else [{"compile": True}]}
+    for count, way in itertools.product(counts, ({}, *ways.get(backend(), recomputed))):
         for name in names:
-            yield {"cell": "step", "model": name, "batch": count}
+            yield {"cell": "step", "model": name, "batch": count, **way}
             if name in TIMM and backend() == "torch":
-                yield {"cell": "timm", "model": name, "batch": count}
+                yield {"cell": "timm", "model": name, "batch": count, **way}
     for name in heavy[:1] if toy else heavy:
-        for how in (
-            {"remat": True},
-            {"scan": False},
-            *({"without": k} for k in kernels()[: 1 if toy else None]),
-        ):
-            yield {"cell": "step", "model": name, "batch": counts[-1], **how}
+        for kernel in kernels()[: 1 if toy else None]:
+            yield {"cell": "step", "model": name, "batch": counts[-1], "without": kernel}
     for name in names[:1]:
         yield {"cell": "fit", "model": name, "batch": 8 if toy else 256}
     for name in heavy[:1] if toy else heavy:
@@ -130,8 +132,10 @@ def run(cell, output, limit):
         raise SystemExit("The minutes are over: run the command again for the rest.")
     command = [sys.executable, __file__, str(output), "--one", json.dumps(cell)]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=limit)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=min(limit, LONGEST))
     except subprocess.TimeoutExpired:
+        if limit >= LONGEST:
+            return {"ended": f"not within {LONGEST} s"}
         raise SystemExit(f"The minutes ended within {key(cell)}: give it more.") from None
     lines = done.stdout.splitlines()
     if done.returncode or not lines:
@@ -340,15 +344,15 @@ def waits_of(model):
     return sum("synchroniz" in str(one.message) for one in found)
 
 
-def compiled(model):
+def compiled(model, jit_compile="auto"):
     import keras_vitx as kv
 
     optimizer = kv.training.AdamW(1e-3, weight_decay=0.05, global_clipnorm=1.0)
-    model.compile(optimizer, "sparse_categorical_crossentropy")
+    model.compile(optimizer, "sparse_categorical_crossentropy", jit_compile=jit_compile)
     return model
 
 
-def step(model, batch, without=None, float32=None, scan=True, **arguments):
+def step(model, batch, without=None, float32=None, scan=None, compile=False, **arguments):
     """Return the time and the peak memory of a training step of a model of ours."""
     import keras
 
@@ -358,7 +362,7 @@ def step(model, batch, without=None, float32=None, scan=True, **arguments):
     if float32:
         precision_of_products(float32)
     with plain(without):
-        model = compiled(kv.create_model(model, **arguments))
+        model = compiled(kv.create_model(model, **arguments), compile or "auto")
         model.scan = scan
         data = as_tensors(batch_of(model, batch))
         milliseconds = 1000 * seconds(lambda: model.train_on_batch(*data), 10 if batch > 8 else 1)
@@ -378,7 +382,7 @@ def precision_of_products(name):
         torch.set_float32_matmul_precision({"tf32": "high"}.get(name, name))
 
 
-def timm(model, batch):
+def timm(model, batch, compile=False):
     """Return the time and the peak memory of a training step of timm's model under autocast."""
     import timm as library
     import torch
@@ -386,13 +390,14 @@ def timm(model, batch):
     device = "cuda" if on_gpu() else "cpu"
     model = library.create_model(TIMM[model], drop_path_rate=0.1).to(device).train()
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3, weight_decay=0.05)
+    forward = torch.compile(model) if compile else model
     images = torch.randn(batch, 3, 224, 224, device=device)
     labels = torch.randint(1000, (batch,), device=device)
 
     def one():
         optimizer.zero_grad()
         with torch.autocast(device, torch.bfloat16):
-            loss = torch.nn.functional.cross_entropy(model(images), labels)
+            loss = torch.nn.functional.cross_entropy(forward(images), labels)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
