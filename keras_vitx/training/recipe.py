@@ -77,12 +77,10 @@ class Recipe:
         mixing: MixUp and CutMix; None for neither.
         drop_path: Rate of stochastic depth. For this and the settings up to `precision`, None
             leaves the network as it was built.
-        drop_path_schedule: `"linear"`, from 0 in the first block to `drop_path` in the last, or
-            `"constant"`.
+        drop_path_schedule: `"linear"`, from 0 to that rate in the last block, or `"constant"`.
         similarity: Weight of the similarity between maps in the loss (DeepViT, Appendix A).
         similarity_depth: Number of pairs of blocks whose maps are compared.
-        remat: What training recomputes to save memory: nothing, `"products"` or True, all but the
-            inputs of layers; as in `Chain`.
+        remat: What training recomputes to save memory: False, `"products"` or True, as in `Chain`.
         crop_ratio: Crop ratio in evaluation.
         precision: `"float32"`, `"mixed_bfloat16"` or `"mixed_float16"`.
         label_smoothing: Label smoothing, in training only.
