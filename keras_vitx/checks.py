@@ -4,7 +4,7 @@ import dataclasses
 import typing
 from collections.abc import Mapping
 from numbers import Integral, Real
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Union
 
 from keras_vitx.text import nearest
 
@@ -17,7 +17,8 @@ NonNegativeInt = Annotated[int, "[0, inf)"]
 PositiveFloat = Annotated[float, "(0, inf)"]
 NonNegativeFloat = Annotated[float, "[0, inf)"]
 Probability = Annotated[float, "[0, 1]"]
-Remat = Literal[False, "products", True]
+Remat = bool | Literal["products"]
+CHOICES = {bool: (True, False), Remat: (False, "products", True)}
 
 
 def check(holds: Any, rule: str, received: Any) -> None:
@@ -52,13 +53,14 @@ def check_argument(name: str, value: Any, hint: Any) -> Any:
     optional = is_optional(hint)
     if value is None and optional:
         return value
-    hint = typing.get_args(hint)[0] if optional else hint
+    if optional:
+        hint = Union[*(kind for kind in typing.get_args(hint) if kind is not type(None))]
     arguments = typing.get_args(hint)
     if typing.get_origin(hint) is Annotated:
         kind, interval = arguments
         expected, valid = f"{NUMBERS[kind]} in {interval}", _is_within(value, kind, interval)
     elif arguments or hint is bool:
-        choices = arguments or (True, False)
+        choices = CHOICES.get(hint, arguments)
         expected, valid = f"one of {', '.join(map(repr, choices))}", value in choices
     else:
         expected, valid = f"of type `{hint.__name__}`", isinstance(value, hint)

@@ -137,9 +137,6 @@ def shell_type(hint: Any) -> Any:
         return Union[*map(shell_type, get_args(hint))]
     if origin is Mapping:
         return dict[str, float]
-    if origin is Literal and True in get_args(hint):
-        # Also a flag.
-        return bool | Literal[*(each for each in get_args(hint) if isinstance(each, str))]
     return hint if origin in SHELL_TYPES else str
 
 
