@@ -50,10 +50,9 @@ def check_argument(name: str, value: Any, hint: Any) -> Any:
 
     That is a number as above, a `Literal`, bool or a class, each also with `| None`.
     """
-    optional = is_optional(hint)
-    if value is None and optional:
-        return value
-    if optional:
+    if optional := is_optional(hint):
+        if value is None:
+            return value
         hint = Union[*(kind for kind in typing.get_args(hint) if kind is not type(None))]
     arguments = typing.get_args(hint)
     if typing.get_origin(hint) is Annotated:
