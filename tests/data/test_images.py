@@ -182,10 +182,7 @@ def test_an_image_of_too_many_pixels_is_refused_before_it_is_decoded(tmp_path, m
     [
         (">u2", [0, 255, 256, 65535], ".pgm", [0, 0, 1, 255]),
         ("uint16", [0, 255, 256, 65535], ".png", [0, 0, 1, 255]),
-        ("uint16", [0, 255, 256, 65535], ".tif", [0, 0, 1, 255]),
-        ("int32", [-1000, 0, 1000, 3000], ".tif", [0, 63, 127, 255]),
         ("int32", [7, 7, 7, 7], ".tif", [0, 0, 0, 0]),
-        ("float32", [-1, 0, 0.5, 1], ".tif", [0, 127, 191, 255]),
         ("float32", [0, 0, np.nan, 1], ".tif", None),
     ],
 )
@@ -207,10 +204,9 @@ def test_gray_of_more_than_8_bits_is_scaled(tmp_path, dtype, levels, suffix, wan
 def test_a_tiff_of_gray_is_a_positive_or_refused(tmp_path, kind, white_is_zero):
     """As scanners and microscopes write it; Pillow itself inverts levels of up to 8 bits."""
     bits, sample = int(kind[1:]), "uif".index(kind[0]) + 1
-    low, high = {1: (0, 2**bits - 1), 2: (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1), 3: (0, 1)}[
-        sample
-    ]
-    levels = np.linspace(low, high, 8)
+    top = 2**bits - 1
+    spans = {"u": (0, top), "i": (-(top + 1) // 2, top // 2), "f": (0, 1)}
+    levels = np.linspace(*spans[kind[0]], 8)
     if bits % 8:
         row = "".join(f"{level:0{bits}b}" for level in np.rint(levels).astype(int))
         content = int(row, 2).to_bytes(bits, "big")
