@@ -8,8 +8,6 @@ buffers of a scan cost more bytes than it saves.
 
 import collections
 import contextlib
-import functools
-import logging
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -17,8 +15,6 @@ import keras
 
 from keras_vitx.keras_internals import autocast, sublayers
 from keras_vitx.layers import ops
-
-logger = logging.getLogger("keras_vitx")
 
 Unit = Sequence[keras.layers.Layer]
 
@@ -203,22 +199,7 @@ def _programs(layers: Sequence[keras.layers.Layer], batch: int) -> list[int]:
         if program not in known:
             known.append(program)
         numbers.append(known.index(program))
-    for signature, count in counts.items():
-        # Two of many are usual: the first block is often without stochastic depth.
-        programs = [known[number][0] for number in set(numbers)].count(signature)
-        if programs > 2:
-            _log_programs(layers[signatures.index(signature)].name, count, programs)
     return numbers
-
-
-@functools.cache
-def _log_programs(name: str, count: int, programs: int) -> None:
-    logger.warning(
-        "The %d blocks like %r are %d different programs: a constant, a closure, an attribute or "
-        "a method differs. Training runs different ones one by one, which compiles and, on a CPU, "
-        "runs more slowly under JAX.",
-        *(count, name, programs),
-    )
 
 
 def _signature(layer: keras.layers.Layer) -> tuple:
