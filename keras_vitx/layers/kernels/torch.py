@@ -194,10 +194,11 @@ def fused_attention(query, key, value, mask=None, training=False):
 
 def by_images(function, value, *inputs):
     """Keep the maps of a few images in the cache, and their memory mapped. CPU, inference."""
+    if is_traced(value) or value.device.type != "cpu" or torch.is_grad_enabled():
+        return function(value, *inputs)
     batch, keys, heads, _ = value.shape
     count = max(1, BYTES_OF_MAPS // (heads * keys**2 * value.element_size()))
-    is_whole = batch <= count or value.device.type != "cpu" or torch.is_grad_enabled()
-    if is_whole or is_traced(value):
+    if batch <= count:
         return function(value, *inputs)
     inputs = [
         x.split(count) if x is not None and len(x) == batch else itertools.repeat(x) for x in inputs
