@@ -3,17 +3,17 @@
     KERAS_BACKEND=torch python benchmarks/claims.py cifar10.npz runs/claims
     KERAS_BACKEND=torch python benchmarks/claims.py cifar10.npz runs/claims --designs frozen gates
 
-Trains and measures every run of the designs whose result is not yet in the directory. To use
-several cores, start it several times. `benchmarks/claims_report.py` writes docs/claims.md from the
-results, and says there what is still missing.
+Trains and measures every run of the designs whose result is not yet in the directory, by the recipe
+of `examples/compare.py`. `benchmarks/claims_report.py` writes docs/claims.md from the results, and
+says there what is still missing.
 """
 
 import argparse
 import contextlib
-import fcntl
 import json
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,9 @@ import numpy as np
 import keras_vitx as kv
 from keras_vitx import analysis, robustness
 from keras_vitx.files import atomic_write
+
+sys.path.append(str(Path(__file__).parents[1] / "examples"))
+from compare import LIGHT
 
 SIZE = {"dim": 48, "num_heads": 4, "mlp_ratio": 4.0, "patch_size": 4, "depth": 6}
 SIZE |= {"input_shape": (32, 32, 3), "classes": 10}
@@ -118,18 +121,9 @@ def runs(designs: list[str], seeds: int) -> list[Run]:
 
 
 def recipe(run: Run, smoke: bool) -> kv.training.Recipe:
-    """Return a light form of `small_images`, in which all fractions see equally many images."""
-    light = kv.training.recipes.get("small_images").replace(
-        algorithm="adamw",  # as in the papers
-        rand_augment=None,
-        erasing=0.0,
-        mixing=None,
-        drop_path=0.0,
-        ema=None,
-        result="last",
-    )
+    """Return a recipe with which all fractions see equally many images."""
     epochs = 1 if smoke else round(run.passes / run.fraction)
-    return light.replace(epochs=epochs, warmup_epochs=0.1 * epochs, learning_rate=run.learning_rate)
+    return LIGHT.replace(epochs=epochs, warmup_epochs=0.1 * epochs, learning_rate=run.learning_rate)
 
 
 def network(run: Run, smoke: bool) -> tuple[Callable, dict[str, Any]]:
@@ -192,9 +186,7 @@ def run_all(options: argparse.Namespace) -> None:
     with np.load(options.source) as arrays:
         data = [(arrays[f"x_{part}"], arrays[f"y_{part}"].ravel()) for part in ("train", "test")]
     for run in runs(options.designs, options.seeds):
-        with alone(run.path(options.directory, ".lock")) as is_alone:
-            if is_alone:
-                run_one(run, *data, options)
+        run_one(run, *data, options)
 
 
 def run_one(run: Run, images: Labeled, test: Labeled, options: argparse.Namespace) -> None:
@@ -215,18 +207,6 @@ def run_one(run: Run, images: Labeled, test: Labeled, options: argparse.Namespac
     print(f"{file.stem:44}{100 * result['accuracy']:6.2f} %", flush=True)
 
 
-@contextlib.contextmanager
-def alone(path: Path) -> Iterator[bool]:
-    """Yield whether no other process is in this context with the same path."""
-    with path.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
-
-
 def main(words: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
@@ -234,7 +214,7 @@ def main(words: list[str] | None = None) -> None:
     )
     parser.add_argument("directory", type=Path, help="directory of the results")
     parser.add_argument("--designs", nargs="*", choices=DESIGNS, default=list(DESIGNS))
-    parser.add_argument("--seeds", type=int, default=3, help="runs of each kind")
+    parser.add_argument("--seeds", type=int, default=3, help="of each run: decide before")
     parser.add_argument("--smoke", action="store_true", help="tiny networks, one epoch")
     run_all(parser.parse_args(words))
 

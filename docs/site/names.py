@@ -94,7 +94,8 @@ def sizes(title: str) -> str:
 
 def checkpoints(family: str) -> str:
     """Return a table of the known checkpoints of a family, which `keras-vitx list` shows too."""
-    lines = ["| `weights=` | model | image size | top-1 (%) | from |", "|---|---|---|---|---|"]
+    titles = "| `weights=` | model | image size | top-1 (%), by timm or else the authors | from |"
+    lines = [titles, "|---|---|---|---|---|"]
     for one in kv.weights.checkpoints_of(None):
         if kv.models.MODELS[one.constructor].family == family:
             top1 = "–" if one.top1 is None else f"{one.top1:.1f}"

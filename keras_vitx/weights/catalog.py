@@ -26,9 +26,9 @@ class Checkpoint:
         name: A unique name, accepted by `weights=`.
         constructor: Name of the constructor whose models it fits, such as "CaiT_XXS24".
         image_size: Side of the square training images, in pixels.
-        top1: Published top-1 accuracy on the dataset's test images, in percent; None if they have
-            other classes (ImageNet-21k) or the checkpoint has no head.
-        top5: Published top-5 accuracy, likewise.
+        top1: Top-1 accuracy on the dataset's test images, in percent, as timm or else its authors
+            measured it for the file; None without a head of these classes.
+        top5: Top-5 accuracy, likewise.
         top1_real: Top-1 accuracy with the ImageNet-ReaL labels.
         top1_v2: Top-1 accuracy on ImageNet-V2 (matched frequency).
         source: "hf://owner/repo"; "package:FILE" for a file that ships with this project; or the
