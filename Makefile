@@ -16,7 +16,7 @@ BACKENDS ?= jax tensorflow torch
 BACKEND ?= tensorflow
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
-.PHONY: demo docs test test-backend-free test-older test-oldest test-newest sizes lint constraints clean \
+.PHONY: demo docs test test-backend-free test-older test-oldest test-newest sizes numbers lint constraints clean \
 	$(BACKENDS:%=test-%) $(BACKENDS:%=test-avx2-%) $(BACKENDS:%=test-sse4-%)
 
 demo: .venv/demo
@@ -105,6 +105,12 @@ build/npm: docs/site/npm.sha256
 # What follows from the sizes, after adding one.
 sizes: .venv/test
 	PYTHONPATH=. KERAS_BACKEND=torch .venv/bin/python tests/models/written.py
+
+# Numbers of README and docs that differ from what their commands give; with CIFAR10=cifar10.npz,
+# also of those that take up to an hour. What takes less than a minute is a test, too.
+numbers: .venv/test
+	PYTHONPATH=. KERAS_BACKEND=torch .venv/bin/python benchmarks/stated.py \
+	$(if $(CIFAR10),--cifar10 $(CIFAR10))
 
 lint: .venv/test
 	.venv/bin/ruff format --check .

@@ -1,21 +1,11 @@
-"""The registered sizes: exact parameter counts."""
+"""The registered sizes; tests/test_readme.py compares the numbers of their tables."""
 
 import pytest
-from models.written import COUNTS, GMACS, PATH, count, gmacs, of_unallocated, stub
+from models.written import COUNTS, PATH, count, of_unallocated, stub
 
 import keras_vitx as kv
 
 pytestmark = pytest.mark.backend_free
-
-
-@pytest.mark.parametrize("name", [name for name in COUNTS if name in kv.list_models()])
-def test_parameters(name):
-    assert count(name) == COUNTS[name]
-
-
-@pytest.mark.parametrize(("name", "stated"), GMACS.items())
-def test_macs(name, stated):
-    assert gmacs(name) == stated, "run `make sizes`"
 
 
 # As the paper counts them: CaiT, Tables 3 and 6.
