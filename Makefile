@@ -115,6 +115,7 @@ numbers: .venv/test
 lint: .venv/test
 	.venv/bin/ruff format --check .
 	.venv/bin/ruff check .
+	.venv/bin/codespell --skip imagenet_classes.txt *.md docs keras_vitx examples benchmarks weights/README.md
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv

@@ -219,7 +219,7 @@ CLAIMS = (
         "entropy",
         "accuracy with a quarter of the area occluded, CB-ViT minus ViT, in points",
         {f"{s:.0%} occluded": (None, under("occlude", s)) for s in STRENGTHS["occlude"]}
-        | {f"FGSM, {255 * s:.0f}/255": (None, under("fgsm", s)) for s in STRENGTHS["fgsm"]},
+        | {f"FGSM {255 * s:.0f}/255, %": (None, under("fgsm", s)) for s in STRENGTHS["fgsm"]},
         difference(under("occlude", 0.25), CB, VIT),
         size=1.0,
     ),
@@ -378,20 +378,24 @@ def page(found: list[dict[Run, Result]], figures: Path) -> str:
 
 
 def table(claim: Claim, found: list[dict[Run, Result]]) -> list[str]:
-    """Return a row per run and figure, with the value of each seed."""
-    lines = ["\n| network | | step 0 | by seed |", "|---|---|---|---|"]
+    """Return a row per run, with the value of each seed before and after training."""
+    columns = [
+        (label, value, label + ", step 0" * (value is before))
+        for label, (before, after) in claim.rows.items()
+        for value in filter(None, (before, after))
+    ]
+    lines = [f"\n| network | {' | '.join(title for *_, title in columns)} |"]
+    lines.append("|---" * (len(columns) + 1) + "|")
     for run in DESIGNS[claim.design]:
         results = [each[run] for each in found if run in each]
         name = run.network + (f", {run.fraction:.0%} of the images" * (claim.design == "few"))
         name += f", learning rate {run.learning_rate:g}" * (claim.design == "frontier")
-        for label, (before, after) in claim.rows.items():
-            digits = 1 if "%" in label or "FGSM" in label else 2
-            cells = [
-                ", ".join(f"{value(one):.{digits}f}" for one in results) if value else ""
-                for value in (before, after)
-            ]
-            lines.append(f"| {name} | {label} | {' | '.join(cells)} |" if results else "")
-    return list(filter(None, lines))
+        cells = [
+            ", ".join(f"{value(one):.{1 + ('%' not in label)}f}" for one in results)
+            for label, value, _ in columns
+        ]
+        lines += [f"| {' | '.join((name, *cells))} |"] * bool(results)
+    return lines
 
 
 def figure(claim: Claim, found: list[dict[Run, Result]], figures: Path) -> list[str]:
@@ -432,8 +436,8 @@ page. A number per seed is positive if the paper is right; with it come its mean
 interval (Student's t), and p of the test against 0, corrected for all tests of the page (Holm).
 "Shows", "contradicts": p below .05, and a positive or a negative mean. "Not at this scale": else,
 if the interval excludes the size that the paper has, or, where it has a direction only, lies on the
-other side of 0. "No power": else. "Step 0" is the same network with random weights. Claims of which
-nothing was run have a row in this table only.
+other side of 0. "No power": else. Claims of which nothing was run have a row in this table only. In
+the tables below, a cell has a value per seed, and "step 0" is the same network with random weights.
 
 The number of seeds is decided before the first run: three. This page departs from that once: the
 frozen attention has five, its fourth and fifth added after three that held 0, so that its interval

@@ -81,6 +81,12 @@ def in_readme(name: str, cell: str) -> tuple[str, ...]:
     return f"{count(name) / 1e6:.1f}", *macs(name), f"{top1:.1f}" if top1 else "–"
 
 
+def known() -> tuple[str, ...]:
+    """Known checkpoints: all, on the hub, in the package, on their authors' drives."""
+    kinds = [one.source.partition(":")[0] for one in CHECKPOINTS.values()]
+    return str(len(kinds)), *(str(kinds.count(kind)) for kind in ("hf", "package", "https"))
+
+
 def of_catalog(checkpoint: str) -> tuple[str, ...]:
     """Parameters and top-1 of a shipped network."""
     one = CHECKPOINTS[checkpoint]
@@ -137,7 +143,12 @@ QUICK = (
     Stated(DEEPVIT, r"(\d+\.\d+) GMACs here", partial(macs, "DeepViT_L", dim=408)),
     Stated(DEEPVIT, r"420 in Table 7 \((.+?)\)", partial(macs, "DeepViT_L")),
     Stated(README, r"^\| (\w+) (?=.*\| (.+) \|$)\| ([\d.]+) \| ([\d.]+) \| (.+?) \|", in_readme, 2),
-    Stated(README, r"the (\d+) known checkpoints", lambda: (str(len(CHECKPOINTS)),)),
+    Stated(README, r"the (\d+) known checkpoints", lambda: known()[:1]),
+    Stated(
+        "docs/guides/pretrained.md",
+        r"Of the (\d+) known checkpoints, (\d+) are .+ and (\d+) ship [^.]+\. The\n(\d+) of",
+        known,
+    ),
     Stated(README, r"(\w+_Mini) (\d+\.\d+)", lambda n: of_catalog(f"{n.lower()}_cifar10")[1:], 1),
     Stated(README, r"(inference|training) (\d\.\d+) to (\d\.\d+)", speeds, 1),
     Stated("weights/README.md", SHIPPED + r"([\d,]+) \| ([\d.]+) %", of_catalog, 1),
