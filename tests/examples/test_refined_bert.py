@@ -117,19 +117,6 @@ def test_parity_with_transformers(peer):
     close(array(model([*inputs, positions]))[real], masked[real], 1e-5, "masked tokens")
 
 
-def test_tokens_are_masked_anew_in_each_epoch(tokenizer):
-    ids = program.pack(TEXT, tokenizer, 16)
-    data = program.MaskedTexts(ids, tokenizer, batch_size=8, share=0.3)
-    (seen, _, mask, positions), labels, weights = data[0]
-    kept = [tokenizer.token_to_id(name) for name in ("[PAD]", "[CLS]", "[SEP]")]
-    assert not np.isin(labels[weights > 0], kept).any()
-    changed = np.take_along_axis(seen, positions, axis=1) != labels
-    assert 0.6 < changed[weights > 0].mean() < 1 and not changed[weights == 0].any()
-    assert ((seen != kept[0]) == mask).all() and (data[0][0][0] == seen).all()
-    data.on_epoch_end()
-    assert (data[0][0][0] != seen).any()
-
-
 @pytest.mark.parametrize("name, outputs", [("stsb", 1), ("mnli", 3), ("cola", 2)])
 def test_tasks_of_glue_are_learned(name, outputs, tokenizer, monkeypatch):
     """From the rows that tensorflow-datasets gives."""
