@@ -23,7 +23,7 @@ from keras_vitx.weights import checkpoints_of
 
 ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT / "tests"))
-from models.written import count, of_unallocated  # noqa: E402
+from models.written import count, counted, gmacs  # noqa: E402
 
 WRITTEN = {
     "docs/ablations.md": "pytest tests/test_docs.py: parameters of its calls",
@@ -64,7 +64,7 @@ class Stated:
 
 
 def macs(name: str, **arguments) -> tuple[str]:
-    return (f"{of_unallocated(kv.count_macs, name, **arguments) / 1e9:.2f}",)
+    return (gmacs(name, **arguments),)
 
 
 def without_maps(name: str) -> tuple[str]:
@@ -72,7 +72,7 @@ def without_maps(name: str) -> tuple[str]:
     data, patches = kv.models.MODELS[name].data, 14 * 14
     before = 10 if name.startswith("ConViT") else 0  # Blocks before the class token.
     pairs = before * patches**2 + (data["depth"] - before) * (patches + 1) ** 2
-    return (f"{of_unallocated(kv.count_macs, name) / 1e9 - 2e-9 * pairs * data['dim']:.2f}",)
+    return (f"{(counted(name)[1] - 2 * pairs * data['dim']) / 1e9:.2f}",)
 
 
 def in_readme(name: str, cell: str) -> tuple[str, ...]:

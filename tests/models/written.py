@@ -7,6 +7,7 @@ code.
 
 import inspect
 import re
+from functools import cache
 from itertools import groupby
 from math import prod
 from pathlib import Path
@@ -83,13 +84,18 @@ def stub():
     return HEAD + "".join(lines)
 
 
+def parameters_and_macs(model):
+    return sum(prod(variable.shape) for variable in model.trainable_variables), kv.count_macs(model)
+
+
+@cache
+def counted(name, **arguments):
+    """Return the parameters and the multiply-adds of a size without allocating it."""
+    return of_unallocated(parameters_and_macs, name, **arguments)
+
+
 def count(name, **arguments):
-    """Count the parameters of a size without allocating them."""
-    return of_unallocated(
-        lambda model: sum(prod(variable.shape) for variable in model.trainable_variables),
-        name,
-        **arguments,
-    )
+    return counted(name, **arguments)[0]
 
 
 def of_unallocated(function, name, **arguments):
@@ -125,9 +131,9 @@ def new_rows():
     return text
 
 
-def gmacs(name):
+def gmacs(name, **arguments):
     """Return the multiply-adds of a size, as docs/sizes.md and the README have them."""
-    return f"{of_unallocated(kv.count_macs, name) / 1e9:.2f}"
+    return f"{counted(name, **arguments)[1] / 1e9:.2f}"
 
 
 def with_gmacs(text):
