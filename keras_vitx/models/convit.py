@@ -26,7 +26,7 @@ def ConViT(
     dim: int,
     depth: int,
     num_heads: int,
-    local_depth: int = 10,
+    local_depth: int | None = None,
     locality_strength: float = 1.0,
     mlp_ratio: float = 4.0,
     patch_size: int = 16,
@@ -49,8 +49,8 @@ def ConViT(
         depth: Number of blocks.
         num_heads: Number of heads, a divisor of `dim`, and a square number for the
             convolutional initialization.
-        local_depth: Number of GPSA blocks (Figure 8). If it is `depth`, the patches must
-            be pooled, since the class token never sees them.
+        local_depth: Number of GPSA blocks (Figure 8); None is 10, or what `depth` allows. If
+            it is `depth`, the patches must be pooled: the class token never sees them.
         locality_strength: How sharply a GPSA head initially attends to its neighbor
             (Figure 8).
         mlp_ratio: Hidden width of an MLP divided by `dim`.
@@ -66,6 +66,8 @@ def ConViT(
     grid = args.grid(patch_size)
     check_heads(dim, num_heads)
     check_counts(depth=depth)
+    if local_depth is None:
+        local_depth = min(10, depth if args.pools_patches else depth - 1)
     check_counts(minimum=0, local_depth=local_depth)
     if local_depth > depth:
         raise ValueError(
