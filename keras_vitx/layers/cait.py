@@ -5,7 +5,6 @@ from keras_vitx.layers.attention import Attention
 from keras_vitx.layers.base import register
 from keras_vitx.layers.block import Block
 from keras_vitx.layers.maps import HeadMixing
-from keras_vitx.layers.regularization import LayerScale as LayerScale
 
 
 def TalkingHeadsAttention(num_heads: int, **kwargs) -> Attention:

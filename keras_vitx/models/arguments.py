@@ -11,7 +11,6 @@ import numpy as np
 
 from keras_vitx.checks import Remat, check_argument, check_counts
 from keras_vitx.layers import (
-    Attention,
     Block,
     DenseHead,
     DistilledHead,
@@ -167,9 +166,8 @@ class ModelArguments:
             **arguments: Further arguments of every block.
 
         Raises:
-            ValueError: if a factory does not return a layer or returns the same layer twice,
-                `drop_path` does not match the depth, the first block or one of `stage_starts`
-                reads maps, or a block that receives or emits maps has no `Attention`.
+            ValueError: if a factory returns the same layer twice, `drop_path` does not match the
+                depth, or the first block or one of `stage_starts` reads maps.
         """
         check_counts(depth=depth)
         rates = self.drop_path
@@ -177,11 +175,6 @@ class ModelArguments:
             rates = np.linspace(
                 0 if drop_path_schedule == "linear" else rates, rates, depth
             ).tolist()
-        if not isinstance(rates, (list, tuple)) or len(rates) != depth:
-            raise ValueError(
-                f"`drop_path` must be one rate, or a list of one rate per block, {depth}. "
-                f"Received: {rates!r}."
-            )
         attentions = _layers_of_blocks("attention", self.attention or attention, depth)
         mlps = _layers_of_blocks("mlp", self.mlp or mlp, depth)
         weights, compared = [0.0] * depth, {}
@@ -194,27 +187,23 @@ class ModelArguments:
         ]
         blocks = []
         emits = [*receives[1:], False]
-        for index, attention in enumerate(attentions):
-            received = f"Received: {type(attention).__name__} for block {index}."
+        parts = zip(attentions, mlps, rates, strict=True)
+        for index, (attention, mlp, rate) in enumerate(parts):
             if receives[index] and (index == 0 or index in stage_starts):
                 raise ValueError(
                     "`attention` must not read shared maps in the first block, whether of the "
-                    f"network, of a stage or after the class token: there are none. {received}"
+                    "network, of a stage or after the class token: there are none. "
+                    f"Received: {type(attention).__name__} for block {index}."
                 )
             kind, maps = Block, {}
             if receives[index] or emits[index]:
-                if not isinstance(attention, Attention):
-                    raise ValueError(
-                        "`attention` must return an `Attention` for a block that receives or "
-                        f"emits maps. {received}"
-                    )
                 kind = SharedMapsBlock
                 maps = {"receives_maps": receives[index], "emits_maps": emits[index], **compared}
                 maps["similarity"] = weights[index]
             block = kind(
                 attention,
-                mlps[index],
-                drop_path=float(rates[index]),
+                mlp,
+                drop_path=float(rate),
                 residual_dtype=self.residual_dtype,
                 name=names[index] if names else f"blocks_{index}",
                 **maps,
@@ -279,15 +268,10 @@ class ModelArguments:
 
 
 def _layers_of_blocks(argument: str, factory: Factory, depth: int) -> Layers:
-    """Call a factory for every block and check the layers that it returns."""
+    """Call a factory for every block, and check that it returns another layer for each."""
     layers: Layers = []
     for index in range(depth):
         layer = factory(index)
-        if not isinstance(layer, keras.layers.Layer):
-            raise ValueError(
-                f"`{argument}` must be a function that takes the index of a block and returns "
-                f"a layer. Received: {layer!r} for block {index}."
-            )
         if any(layer is other for other in layers):
             raise ValueError(
                 f"`{argument}` must return a new layer for each block. "
@@ -295,3 +279,17 @@ def _layers_of_blocks(argument: str, factory: Factory, depth: int) -> Layers:
             )
         layers.append(layer)
     return layers
+
+
+def to_python(value: Any, max_ndim: int = 0) -> Any:
+    """Convert NumPy's numbers to Python's, which Keras asks for, in lists and dictionaries, too.
+
+    An array of at most `max_ndim` dimensions becomes a number or a list.
+    """
+    if isinstance(value, (np.generic, np.ndarray)) and value.ndim <= max_ndim:
+        return value.tolist()
+    if type(value) in (list, tuple):
+        return type(value)(to_python(item, max_ndim) for item in value)
+    if type(value) is dict:
+        return {key: to_python(item, max_ndim) for key, item in value.items()}
+    return value

@@ -20,9 +20,8 @@ from keras_vitx import weights as checkpoints
 from keras_vitx.checks import check_counts
 from keras_vitx.keras_internals import sublayers
 from keras_vitx.layers import ImagePreprocessing
-from keras_vitx.layers.base import to_python
 from keras_vitx.layers.initializers import start_anew, without_drawing
-from keras_vitx.models.arguments import Layers, ModelArguments
+from keras_vitx.models.arguments import Layers, ModelArguments, to_python
 from keras_vitx.models.chain import Chain
 from keras_vitx.preprocessing import IMAGENET_DEFAULT, ModelInput, Preprocessing
 from keras_vitx.text import nearest

@@ -19,13 +19,13 @@ from keras_vitx.layers.base import (
     register,
     serialize,
     tell_grid,
-    to_python,
 )
 from keras_vitx.layers.block import Block
 from keras_vitx.layers.cait import ClassBlock
 from keras_vitx.layers.heads import MultiHead
 from keras_vitx.layers.preprocessing import ImagePreprocessing
 from keras_vitx.models import depth
+from keras_vitx.models.arguments import to_python
 from keras_vitx.models.multi_head import MultiHeadTraining, StepImages
 from keras_vitx.outputs import ACTIVATIONS
 from keras_vitx.positions import Grid, resample

@@ -1,7 +1,5 @@
 """DeepViT: towards deeper vision transformers (Zhou et al., 2021, arXiv 2103.11886)."""
 
-from numbers import Real
-
 from keras_vitx.checks import check_counts
 from keras_vitx.layers import (
     MLP,
@@ -88,8 +86,6 @@ def DeepViT(
             raise ValueError(
                 f"`{name}` must be at most {maximum} in a network of depth={depth}. Received: {count}."
             )
-    if map_scale != "head" and not isinstance(map_scale, Real):
-        raise ValueError(f"`map_scale` must be a number or 'head'. Received: {map_scale!r}.")
     scale = (dim // num_heads) ** -0.5 if map_scale == "head" else map_scale
 
     def own_attention(index: int):

@@ -47,10 +47,6 @@ def Mixer(
     """
     args.grid(patch_size)
     check_counts(dim=dim)
-    if not isinstance(mlp_ratio, (list, tuple)) or len(mlp_ratio) != 2:
-        raise ValueError(
-            f"`mlp_ratio` must be a pair, along tokens and along channels. Received: {mlp_ratio!r}."
-        )
     along_tokens, along_channels = mlp_ratio
 
     def own_mlp(index: int):

@@ -61,12 +61,6 @@ def PiT(
         context_broadcast: Whether each MLP ends with Context Broadcasting.
     """
     grid = args.grid(patch_size, stride)
-    stages = (dims, depths, num_heads)
-    if not all(isinstance(one, (list, tuple)) and len(one) == len(dims) > 0 for one in stages):
-        raise ValueError(
-            "`dims`, `depths` and `num_heads` must have one entry per stage. "
-            f"Received: dims={dims}, depths={depths}, num_heads={num_heads}."
-        )
     for dim, depth, heads in zip(dims, depths, num_heads, strict=True):
         check_counts(depths=depth)
         check_heads(dim, heads)

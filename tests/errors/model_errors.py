@@ -60,7 +60,6 @@ ERRORS = {
         ),
         "`shared_depth` must be at most 1 ... Received: 2": made("DeepViT", shared_depth=2),
         "`similarity_depth` must be at least 1 ... similarity=0.1": made("DeepViT", similarity=0.1),
-        "`map_scale` must be ...'head'. Received: 'foo'": made("DeepViT", map_scale="foo"),
         "belong to refiner='paper'... Received: ...constraint='spatial'": (
             made("RefinedViT", constraint="spatial")
         ),
@@ -68,13 +67,11 @@ ERRORS = {
             made("CBViT", position="middle", where="msa")
         ),
         "`blocks` must be indices ... Received: [0, 2]": made("CBViT", blocks=[0, 2]),
-        "must have one entry per stage. Received: dims=(8,), depths=(1, 2)": made("PiT", dims=(8,)),
         "`depths` must be ... Received: 0": made("PiT", depths=(1, 0)),
         "`num_heads` must divide ... Received: num_heads=3, dim=8": made("PiT", num_heads=(3, 4)),
         "`stride` must be ... Received: 0": made("PiT", stride=0),
         "`input_shape` must ... patch size 17. Received: ": made("PiT", patch_size=17),
         "`pooling` must be 'avg' or 'max'... Received: 'token'": made("Mixer", pooling="token"),
-        "`mlp_ratio` must be a pair... Received: 4.0": made("Mixer", mlp_ratio=4.0),
         "`class_names` must be a list ... Received: 'cat'": (
             lambda: setattr(FAMILIES["ViT"](), "class_names", "cat")
         ),
