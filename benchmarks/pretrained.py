@@ -238,7 +238,7 @@ def tune(options: argparse.Namespace, name: str, seed: int) -> dict[str, Any]:
         start_as_identity(model, plain, few)
     with np.load(options.directory / "probe.npz") as head:
         for each in (model, plain):
-            each.layers[-1].set_weights([head["kernel"], head["bias"]])
+            each.get_layer("head").set_weights([head["kernel"], head["bias"]])
     upper, before = (upper_of(each, options, tokens.shape[1:]) for each in (model, plain))
     outputs, expected = (each.predict(test[0][:64], verbose=0) for each in (upper, before))
     own = [v for v in upper.trainable_variables if IS_ADDED.search(v.path)]

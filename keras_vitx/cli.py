@@ -338,12 +338,13 @@ def print_json(value: Any) -> None:
 
 def print_table(rows: Sequence[Mapping[str, Any]]) -> None:
     """Print rows with the same keys; in a pipe, nothing is cut or wrapped."""
-    console = Console()
+    # `print(width=)` can't exceed that of the console.
+    console = Console(width=None if sys.stdout.isatty() else 10_000)
     table = Table(*(Column(name, overflow="fold") for name in (rows[0] if rows else ())))
     for row in rows:
         cells = (f"{cell:.4g}" if isinstance(cell, float) else str(cell) for cell in row.values())
         table.add_row(*map(Text, cells))
-    console.print(table, width=None if console.is_terminal else 10_000)
+    console.print(table)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
-import numpy as np
 
 from keras_vitx.keras_internals import AfterBuild, children, sublayers
 from keras_vitx.layers import ops
@@ -27,20 +26,6 @@ def serialize(value: Any) -> Any:
         # Keras would build it while loading, and its parent again under a different path.
         serialized.pop("build_config", None)
     return serialized
-
-
-def to_python(value: Any, max_ndim: int = 0) -> Any:
-    """Convert NumPy's numbers to Python's, which Keras asks for, in lists and dictionaries, too.
-
-    An array of at most `max_ndim` dimensions becomes a number or a list.
-    """
-    if isinstance(value, (np.generic, np.ndarray)) and value.ndim <= max_ndim:
-        return value.tolist()
-    if type(value) in (list, tuple):
-        return type(value)(to_python(item, max_ndim) for item in value)
-    if type(value) is dict:
-        return {key: to_python(item, max_ndim) for key, item in value.items()}
-    return value
 
 
 @functools.cache
@@ -74,12 +59,14 @@ class Layer(AfterBuild, keras.layers.Layer):
         initialization: Name of the initializers of child `Dense` layers (`layers.initializers`).
         varying: Names of numeric arguments that may differ between blocks of one loop over depth.
         frozen: The result of `frozen_layers` for the layer that this one is a copy of.
+        quantized: That of `quantized_layers`.
         told_grid: Rows, columns and prefix tokens that `tell_grid` told the layers inside.
     """
 
     initialization = "normal"
     varying: tuple[str, ...] = ()
     frozen: dict[str, bool] = {}
+    quantized: dict[str, str] = {}
     told_grid: tuple[int, ...] = ()
 
     def get_config(self) -> dict[str, Any]:
@@ -87,6 +74,7 @@ class Layer(AfterBuild, keras.layers.Layer):
         given = {name: serialize(getattr(self, name)) for name in arguments(type(self))}
         optional = {
             "frozen": frozen_layers(self) if self.built else self.frozen,
+            "quantized": quantized_layers(self) if self.built else self.quantized,
             "told_grid": list(self.told_grid),
         }
         return super().get_config() | given | {name: x for name, x in optional.items() if x}
@@ -97,9 +85,10 @@ class Layer(AfterBuild, keras.layers.Layer):
         given = {
             name: keras.saving.deserialize_keras_object(value) for name, value in config.items()
         }
-        frozen, told_grid = given.pop("frozen", {}), given.pop("told_grid", ())
+        frozen, quantized = given.pop("frozen", {}), given.pop("quantized", {})
+        told_grid = given.pop("told_grid", ())
         layer = cls(**given)
-        layer.frozen = frozen
+        layer.frozen, layer.quantized = frozen, quantized
         if told_grid:
             tell_grid(layer, *told_grid)
         return layer
@@ -108,6 +97,9 @@ class Layer(AfterBuild, keras.layers.Layer):
         # Keras freezes what a layer has when it is frozen, not what it builds later: in a model,
         # even its own MultiHeadAttention(trainable=False) is trained.
         freeze_layers(self, self.trainable, self.frozen)
+        for path, (layer, _) in _inner_layers(self).items():
+            if path in self.quantized and layer.quantization_mode is None:
+                layer.quantize(self.quantized[path])
 
     def set_grid(self, grid: tuple[int, int], num_prefix_tokens: int) -> None:
         """Learn, before `build`, rows and columns of the patches, and the tokens before them."""
@@ -165,6 +157,12 @@ def frozen_layers(layer: keras.layers.Layer) -> dict[str, bool]:
         for path, (one, owner) in inner.items()
         if one.trainable != owner and one.weights
     }
+
+
+def quantized_layers(layer: keras.layers.Layer) -> dict[str, str]:
+    """Return the quantization modes, such as `"int8"`, of the quantized layers inside, by path."""
+    inner = {path: one.quantization_mode for path, (one, _) in _inner_layers(layer).items()}
+    return {path: mode for path, mode in inner.items() if mode is not None}
 
 
 def freeze_layers(layer: keras.layers.Layer, trainable: bool, frozen: dict[str, bool]) -> None:

@@ -51,6 +51,16 @@ def test_weights_of_a_frozen_model_are_those_of_another(tmp_path):
     close(array(other(images)), array(frozen(images)))
 
 
+# keras-team/keras#19381, keras-team/keras#21378
+@pytest.mark.parametrize("mode", ["int8", "float8"])
+def test_a_quantized_model_is_loaded(mode, tmp_path):
+    model = keras.Sequential([FAMILIES["CaiT"]()])
+    model.quantize(mode)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    close(loaded.predict(IMAGES, verbose=0), model.predict(IMAGES, verbose=0))
+
+
 # keras-team/keras#19792
 def test_a_model_over_the_images_of_a_film():
     base, films = FAMILIES["ViT"](), numbers((2, 3, 16, 16, 3))

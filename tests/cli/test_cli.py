@@ -181,6 +181,7 @@ def test_list(run):
     for pattern in ("cait_s36*", "CaiT_S36"):
         rows = json.loads(run("list", "--weights", pattern, "--json")[0])
         assert [row["name"] for row in rows] == ["cait_s36_384.fb_dist_in1k"]
+    assert "cait_xxs24_224.fb_dist_in1k" in run("list", "--weights", "CaiT_XXS24")[0]
     assert run("list", "--recipes")[0].split() == kv.training.list_recipes()
     assert run("list", "--recipes", "cait")[0] == f"{kv.training.recipes.get('cait')}\n"
 
