@@ -338,7 +338,6 @@ def print_json(value: Any) -> None:
 
 def print_table(rows: Sequence[Mapping[str, Any]]) -> None:
     """Print rows with the same keys; in a pipe, nothing is cut or wrapped."""
-    # `print(width=)` can't exceed that of the console.
     console = Console(width=None if sys.stdout.isatty() else 10_000)
     table = Table(*(Column(name, overflow="fold") for name in (rows[0] if rows else ())))
     for row in rows:
