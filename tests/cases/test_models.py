@@ -54,7 +54,7 @@ def test_weights_of_a_frozen_model_are_those_of_another(tmp_path):
 # keras-team/keras#19381, keras-team/keras#21378
 @pytest.mark.parametrize("mode", ["int8", "float8"])
 def test_a_quantized_model_is_loaded(mode, tmp_path):
-    model = keras.Sequential([FAMILIES["CaiT"]()])
+    model = keras.Sequential([keras.Input((16, 16, 3)), FAMILIES["CaiT"]()])
     model.quantize(mode)
     model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
