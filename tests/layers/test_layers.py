@@ -92,7 +92,7 @@ def test_what_a_block_records(kind, attention):
         y = array(block(X))
     close(y, X + array(found["ls1"]) + array(found["ls2"]))
     assert set(found) - {"ls1", "ls2"} == (
-        set() if attention is kvl.TokenMixing else {"softmax", "maps"}
+        set() if attention is kvl.TokenMixing else {"softmax", "maps", "values"}
     )
     if found.get("maps") is not None:
         read = norm(0.5 * X, block.norm1, block.epsilon) if kind is Block else X
