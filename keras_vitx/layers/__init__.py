@@ -6,7 +6,6 @@ from keras_vitx.layers.cait import ClassAttention as ClassAttention
 from keras_vitx.layers.cait import ClassBlock as ClassBlock
 from keras_vitx.layers.cait import TalkingHeadsAttention as TalkingHeadsAttention
 from keras_vitx.layers.context import ContextBroadcasting as ContextBroadcasting
-from keras_vitx.layers.context import SqueezeExcitation as SqueezeExcitation
 from keras_vitx.layers.context import UniformHeads as UniformHeads
 from keras_vitx.layers.convit import GatedPositionalAttention as GatedPositionalAttention
 from keras_vitx.layers.convit import PositionalAttention as PositionalAttention
@@ -27,6 +26,7 @@ from keras_vitx.layers.refiner import Refinement as Refinement
 from keras_vitx.layers.refiner import ResidualRefinement as ResidualRefinement
 from keras_vitx.layers.regularization import DropPath as DropPath
 from keras_vitx.layers.regularization import LayerScale as LayerScale
+from keras_vitx.layers.rotary import RotaryEmbedding as RotaryEmbedding
 from keras_vitx.layers.sharing import AccumulatingAttention as AccumulatingAttention
 from keras_vitx.layers.sharing import SharedAttention as SharedAttention
 from keras_vitx.layers.sharing import SharedMapsBlock as SharedMapsBlock

@@ -1,10 +1,11 @@
 """Multi-head self-attention, modified by the layers it is given."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import keras
 
+from keras_vitx.checks import check_argument
 from keras_vitx.layers import ops
 from keras_vitx.layers.base import Layer, build_all, register
 from keras_vitx.layers.recording import is_recording, record
@@ -33,11 +34,8 @@ class Attention(Layer):
     sees the rows of neighboring queries, so padded queries must be masked for it, too:
     `mask[:, :, None] & mask[:, None, :]`.
 
-    A subclass overrides the step in which it differs: `projections` (to queries, keys and values,
-    with `build_projections`), `logits_of`, `softmax_of` (the maps of logits), `weights_of` (the
-    maps before `on_weights`), `maps_of` (after), `aggregate`, `gated` (a function of the result and
-    the input). One that differs between `logits_of` and `aggregate` must say `fused = None`, or
-    define its own `fused`.
+    A subclass overrides the step in which it differs (docs/guides/your-attention.md lists them).
+    One that differs between `logits_of` and `aggregate` must say `fused = None`, or define its own.
 
     Args:
         num_heads: Number of query and key heads.
@@ -47,7 +45,8 @@ class Attention(Layer):
         on_logits: Layers over maps, run before the softmax.
         on_weights: Layers over maps, run after the softmax.
         on_output: Layers over tokens, run after the output projection.
-        qkv_bias: Whether the projections to queries, keys and values have a bias.
+        qkv_bias: Whether the projections to queries, keys and values have a bias; `"qv"` is one of
+            queries and values (EVA-02, DINOv3), as rotary positions see one of the keys.
         dropout: Dropout rate of the maps.
         proj_dropout: Dropout rate of the output projection.
         initialization: Initial weights of the projections, as in `keras_vitx.layers.initializers`.
@@ -65,13 +64,14 @@ class Attention(Layer):
         on_logits: Sequence[keras.layers.Layer] = (),
         on_weights: Sequence[keras.layers.Layer] = (),
         on_output: Sequence[keras.layers.Layer] = (),
-        qkv_bias: bool = True,
+        qkv_bias: bool | str = True,
         dropout: float = 0.0,
         proj_dropout: float = 0.0,
         initialization: str = "normal",
         **kwargs,
     ):
         super().__init__(**kwargs)
+        check_argument("qkv_bias", qkv_bias, Literal[True, False, "qv"])
         self.num_heads = num_heads
         self.head_size = head_size
         self.on_input = list(on_input)
@@ -111,7 +111,11 @@ class Attention(Layer):
 
     def projections(self, x, training=False):
         """Return queries, keys and values, each `(batch, tokens, heads, size)`."""
-        x, heads = self.split_heads(self.run(self.qkv, x, training)), self.num_heads
+        x, heads = self.run(self.qkv, x, training), self.num_heads
+        if self.qkv_bias == "qv":
+            zeros = ops.zeros_like(self.q_bias)
+            x = x + ops.concatenate([self.q_bias, zeros, self.v_bias])
+        x = self.split_heads(x)
         if self.value_width == self.width:
             # The gradient of a split is one concatenation; that of slices, a sum of three tensors.
             return ops.split(x, 3, axis=2)
@@ -198,7 +202,10 @@ class Attention(Layer):
     def build_projections(self, input_shape):
         """Build what `projections` runs."""
         width = 2 * self.width + self.value_width
-        self.qkv = self.dense(width, "qkv", input_shape, self.qkv_bias)
+        self.qkv = self.dense(width, "qkv", input_shape, self.qkv_bias is True)
+        if self.qkv_bias == "qv":
+            self.q_bias = self.add_weight((self.width,), name="q_bias", initializer="zeros")
+            self.v_bias = self.add_weight((self.value_width,), name="v_bias", initializer="zeros")
 
     def split_heads(self, x):
         """Reshape `(batch, tokens, heads * size)` to `(batch, tokens, heads, size)`."""

@@ -82,35 +82,6 @@ class ContextBroadcasting(Layer):
 
 
 @register
-class SqueezeExcitation(Layer):
-    r"""Squeeze and excitation: channels are gated by a function of the mean over tokens.
-
-    $$y = x \odot \sigma(W_2\,\mathrm{ReLU}(W_1 \bar x + b_1) + b_2)$$
-    Hu et al., 2018; a baseline in Context Broadcasting, Section 2.2, Table 3.
-
-    Input and output: `(batch, tokens, dim)`.
-
-    Args:
-        ratio: Reduction ratio: `dim` divided by the hidden width.
-    """
-
-    def __init__(self, ratio: int = 16, **kwargs):
-        super().__init__(**kwargs)
-        self.ratio = ratio
-
-    def build(self, input_shape):
-        dim = input_shape[-1]
-        hidden = max(dim // self.ratio, 1)
-        self.fc1 = self.dense(hidden, "fc1", (None, 1, dim))
-        self.fc2 = self.dense(dim, "fc2", (None, 1, hidden))
-
-    def call(self, x):
-        mean = ops.mean(x, axis=1, keepdims=True)
-        hidden = ops.relu(self.run(self.fc1, mean))
-        return x * ops.sigmoid(self.run(self.fc2, hidden))
-
-
-@register
 class UniformHeads(MapLayer):
     r"""Uniform maps, appended to the learned ones: $A_{ij} = 1/N$, with $N$ keys.
 

@@ -84,10 +84,8 @@ class PositionalAttention(Attention):
         check_argument("conv_start", conv_start, Literal[True, False, "partial"])
         if conv_start is True and side**2 != num_heads:
             raise ValueError(
-                "`num_heads` must be a square for the convolutional start, with one head per "
-                f"position of the kernel. Received: num_heads={num_heads}. With "
-                f"conv_start='partial', the first {side**2} heads start so and the other "
-                f"{num_heads - side**2} at random, as in the public code."
+                "`num_heads` must be a square, or conv_start='partial'. "
+                f"Received: num_heads={num_heads}."
             )
         self.grid = None if grid is None else tuple(grid)
         self.conv_start = conv_start

@@ -16,12 +16,7 @@ class MultiHead(Layer):
     names: tuple[str, ...] = ()
     loss_weights: dict[str, float] = {}
 
-    def __init__(
-        self,
-        classes: int,
-        initialization: str = "normal",
-        **kwargs,
-    ):
+    def __init__(self, classes: int, initialization: str = "normal", **kwargs):
         super().__init__(**{**kwargs, "dtype": at_least_float32(kwargs.get("dtype"))})
         self.classes = classes
         self.initialization = initialization

@@ -1,11 +1,14 @@
 """The MLP of a block, and the MLP across tokens that replaces attention in Mixer."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import keras
 
 from keras_vitx.layers import ops
 from keras_vitx.layers.base import Layer, build_all, register
+
+GELUS = {"gelu": ops.gelu, "gelu_tanh": partial(keras.activations.gelu, approximate=True)}
 
 
 @register
@@ -17,13 +20,15 @@ class MLP(Layer):
     Args:
         mlp_ratio: Ratio of the hidden width, at least 1, to `dim`; the product is rounded down.
         activation: $\phi$, a name known to `keras.activations`. `"gelu"` is the exact form with the
-            error function, as in the papers' code.
+            error function, as in the papers' code; `"gelu_tanh"` is its approximation (SigLIP 2).
         dropout: Dropout rate of hidden units and outputs in training.
         on_input: Layers over tokens, run first.
         on_hidden: Layers over the hidden tokens, run after the activation.
         on_output: Layers over tokens, run last.
         hidden: Hidden width, in place of `mlp_ratio`.
         initialization: Initial weights, as in `keras_vitx.layers.initializers`.
+        gated: Whether $\phi(x W_1 + b_1)$ is multiplied by another $x W_v + b_v$ (SwiGLU, Shazeer,
+            2020, arXiv 2002.05202); `fc1` holds both.
     """
 
     def __init__(
@@ -36,6 +41,7 @@ class MLP(Layer):
         on_output: Sequence[keras.layers.Layer] = (),
         hidden: int | None = None,
         initialization: str = "normal",
+        gated: bool = False,
         **kwargs,
     ):
         super().__init__(**kwargs)
@@ -47,14 +53,16 @@ class MLP(Layer):
         self.on_output = list(on_output)
         self.hidden = hidden
         self.initialization = initialization
-        self.act = ops.gelu if activation == "gelu" else keras.activations.get(activation)
+        self.gated = gated
+        self.act = GELUS.get(activation) or keras.activations.get(activation)
         self.drop = keras.layers.Dropout(dropout, dtype=self.dtype_policy, name="drop")
 
     def build(self, input_shape):
         dim = input_shape[-1]
         hidden = int(dim * self.mlp_ratio) if self.hidden is None else self.hidden
         inner = (*input_shape[:-1], hidden)
-        self.fc1 = self.dense(hidden, "fc1", input_shape, activation=self.act)
+        act = None if self.gated else self.act
+        self.fc1 = self.dense((1 + self.gated) * hidden, "fc1", input_shape, activation=act)
         self.fc2 = self.dense(dim, "fc2", inner)
         build_all(self.on_input, input_shape)
         build_all(self.on_hidden, inner)
@@ -64,6 +72,9 @@ class MLP(Layer):
         drops = training and self.drop.rate
         x = self.run_all(self.on_input, x, training)
         x = self.run(self.fc1, x, training)
+        if self.gated:
+            gate, x = ops.split(x, 2, axis=-1)
+            x = self.act(gate) * x
         x = self.run_all(self.on_hidden, self.run_in_training(self.drop, x, drops), training)
         x = self.run_in_training(self.drop, self.run(self.fc2, x, training), drops)
         return self.run_all(self.on_output, x, training)

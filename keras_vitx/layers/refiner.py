@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from keras_vitx.checks import check_argument
+from keras_vitx.checks import check, check_argument
 from keras_vitx.layers import ops
 from keras_vitx.layers.attention import Attention
 from keras_vitx.layers.base import build_all, register
@@ -27,7 +27,6 @@ class LocalMapConvolution(MapLayer):
             left unchanged. `"row+column"`: the sum of a $1 \times k$ convolution along the keys and
             a $k \times 1$ convolution along the queries, our interpretation of the table.
         grid: Rows and columns of patches, for `"spatial"`; as many as there are keys, or fewer.
-        use_bias: Whether a bias per head is added to its map.
     """
 
     def __init__(
@@ -35,19 +34,14 @@ class LocalMapConvolution(MapLayer):
         kernel_size: int = 3,
         constraint: str | None = None,
         grid: tuple[int, int] | None = None,
-        use_bias: bool = False,
         **kwargs,
     ):
         super().__init__(**kwargs)
-        if kernel_size < 1 or kernel_size % 2 == 0:
-            raise ValueError(
-                f"`kernel_size` must be odd and positive. Received: kernel_size={kernel_size}."
-            )
+        check(kernel_size > 0 and kernel_size % 2, "`kernel_size` must be odd.", kernel_size)
         check_argument("constraint", constraint, Literal["spatial", "row+column"] | None)
         self.kernel_size = kernel_size
         self.constraint = constraint
         self.grid = None if grid is None else tuple(grid)
-        self.use_bias = use_bias
 
     def build(self, input_shape):
         heads = input_shape[1]
@@ -56,20 +50,15 @@ class LocalMapConvolution(MapLayer):
         if self.constraint == "row+column":
             shape, fan_in = (heads, 2, side), side
         self.kernel = self.add_weight(name="kernel", shape=shape, initializer=uniform(fan_in))
-        self.bias = None
-        if self.use_bias:
-            self.bias = self.add_weight(name="bias", shape=(heads,), initializer="zeros")
 
     def call(self, maps):
         kernel = ops.cast(self.kernel, self.compute_dtype)
         if self.constraint == "spatial":
-            maps = self.convolve_rows(maps, kernel)
-        elif self.constraint == "row+column":
+            return self.convolve_rows(maps, kernel)
+        if self.constraint == "row+column":
             along_keys, along_queries = kernel[:, :1, None], kernel[:, 1:, :, None]
-            maps = ops.convolve_maps(maps, along_keys) + ops.convolve_maps(maps, along_queries)
-        else:
-            maps = ops.convolve_maps(maps, kernel)
-        return maps if self.bias is None else maps + ops.reshape(self.bias, (-1, 1, 1))
+            return ops.convolve_maps(maps, along_keys) + ops.convolve_maps(maps, along_queries)
+        return ops.convolve_maps(maps, kernel)
 
     def convolve_rows(self, maps, kernel):
         """Convolve the row of each query, over the patches, as an image."""

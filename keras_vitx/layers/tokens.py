@@ -279,25 +279,6 @@ class TokenPooling(Layer):
         return reduce(x[:, self.num_prefix_tokens :], axis=1)
 
 
-@register
-class PatchMap(Layer):
-    """The patches as a map, without the tokens before them.
-
-    Input: `(batch, prefix tokens + rows * columns, dim)`. Output: `(batch, rows, columns, dim)`.
-
-    Args:
-        grid: Rows and columns of patches.
-    """
-
-    def __init__(self, grid: tuple[int, int], **kwargs):
-        super().__init__(**kwargs)
-        self.grid = tuple(grid)
-
-    def call(self, x):
-        rows, columns = self.grid
-        return ops.reshape(x[:, -rows * columns :], (-1, rows, columns, x.shape[-1]))
-
-
 def _convolution(parent, name, filters, input_shape, side, initialization="uniform", **arguments):
     """Return a built square `Conv2D`, a child of `parent`."""
     layer = keras.layers.Conv2D(

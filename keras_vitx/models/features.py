@@ -7,8 +7,7 @@ from typing import Any
 import keras
 
 from keras_vitx.layers import ClassBlock
-from keras_vitx.layers.base import register, serialize
-from keras_vitx.layers.tokens import PatchMap
+from keras_vitx.layers.base import Layer, register, serialize
 from keras_vitx.models.chain import ImageModel, grid_after
 from keras_vitx.models.cut import as_chain
 
@@ -77,6 +76,25 @@ def features(
     if not trainable:
         backbone.trainable = False
     return backbone
+
+
+@register
+class PatchMap(Layer):
+    """The patches as a map, without the tokens before them.
+
+    Input: `(batch, prefix tokens + rows * columns, dim)`. Output: `(batch, rows, columns, dim)`.
+
+    Args:
+        grid: Rows and columns of patches.
+    """
+
+    def __init__(self, grid: tuple[int, int], **kwargs):
+        super().__init__(**kwargs)
+        self.grid = tuple(grid)
+
+    def call(self, x):
+        rows, columns = self.grid
+        return keras.ops.reshape(x[:, -rows * columns :], (-1, rows, columns, x.shape[-1]))
 
 
 @register

@@ -9,11 +9,12 @@ TOKENS, IMAGES = (None, 5, 8), (None, 8, 10, 3)
 
 ERRORS = {
     ValueError: {
-        "`kernel_size` must be odd ... Received: kernel_size=2": lambda: LocalMapConvolution(2),
-        "`kernel_size` must ...=4": lambda: kvl.ResidualRefinement(kernel_size=4),
+        "`kernel_size` must be odd. Received: 2": lambda: LocalMapConvolution(2),
+        "`kernel_size` must ... 4": lambda: kvl.ResidualRefinement(kernel_size=4),
         "`constraint` must be one of ... Received: 'rows'": lambda: LocalMapConvolution(3, "rows"),
-        "`num_heads` must be a square ... Received: num_heads=6. With conv_start='partial', the "
-        "first 4 heads start so and the other 2 at random": lambda: kvl.GatedPositionalAttention(6),
+        "`num_heads` must be a square ... Received: num_heads=6": (
+            lambda: kvl.GatedPositionalAttention(6)
+        ),
         "`conv_start` must be one of ... Received: 'half'": lambda: kvl.PositionalAttention(
             4, conv_start="half"
         ),

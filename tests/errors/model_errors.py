@@ -51,8 +51,7 @@ ERRORS = {
         "`pooling` ... several tokens ... Received: 'avg'": made(
             "ViT", distillation_token=True, pooling="avg"
         ),
-        "`num_heads` must be a square ... Received: num_heads=2. With conv_start='partial', the "
-        "first 1 heads start so": made("ConViT", num_heads=2),
+        "`num_heads` must be a square ... Received: num_heads=2": made("ConViT", num_heads=2),
         "`local_depth` ... Received: local_depth=4, depth=3": made("ConViT", local_depth=4),
         "never sees ... Received: local_depth=3, pooling=None": made("ConViT", local_depth=3),
         "`re_attention_depth` must be at most 2 ... Received: 3": made(
@@ -62,9 +61,6 @@ ERRORS = {
         "`similarity_depth` must be at least 1 ... similarity=0.1": made("DeepViT", similarity=0.1),
         "belong to refiner='paper'... Received: ...constraint='spatial'": (
             made("RefinedViT", constraint="spatial")
-        ),
-        "position='middle' ... Received: where='msa'": (
-            made("CBViT", position="middle", where="msa")
         ),
         "`blocks` must be indices ... Received: [0, 2]": made("CBViT", blocks=[0, 2]),
         "`depths` must be ... Received: 0": made("PiT", depths=(1, 0)),

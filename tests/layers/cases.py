@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import keras
 
 from keras_vitx import layers as kvl
-from keras_vitx.layers.tokens import PatchMap, TokenDownsampling
+from keras_vitx.layers.tokens import TokenDownsampling
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,7 @@ NO_EFFECT = ("/proj_l/bias", "/pos_proj/bias", "/k/bias", "/mix/bias")
 
 TOKENS = (5, 8)
 PAIR = (TOKENS, (2, 5, 5))
+QUERIES_KEYS = ((11, 2, 8), (11, 2, 8))
 MAPS = (4, 3, 5)
 ROWS = {
     "Attention/maps": lambda: kvl.Attention(
@@ -71,6 +72,18 @@ ROWS = {
         on_input=[kvl.ContextBroadcasting()],
         on_logits=[kvl.Temperature(2.0, learnable=True)],
         on_output=[kvl.ContextBroadcasting(scale=0.1)],
+    ),
+    "Attention/rotary": (
+        lambda: kvl.Attention(2, on_queries_keys=[kvl.RotaryEmbedding(learned=True)]),
+        (6, 16),
+    ),
+    "RotaryEmbedding": (lambda: kvl.RotaryEmbedding(order="xy"), QUERIES_KEYS),
+    "RotaryEmbedding/learned": lambda: kvl.RotaryEmbedding(learned=True, order="xy"),
+    "RotaryEmbedding/centered": lambda: kvl.RotaryEmbedding(halves=True, centered=True),
+    "RotaryEmbedding/reference": lambda: kvl.RotaryEmbedding(1e4, reference_grid=(5, 7)),
+    "Attention/unbiased keys": lambda: kvl.Attention(2, qkv_bias="qv"),
+    "MLP/gated": lambda: kvl.MLP(
+        8 / 3, "silu", gated=True, on_hidden=[keras.layers.LayerNormalization()], dropout=0.2
     ),
     "RefinedAttention/spatial": lambda: kvl.RefinedAttention(
         2, expansion=2, reduction=False, constraint="spatial", grid=[2, 2], dropout=0.2
@@ -127,7 +140,6 @@ ROWS = {
     "ReAttention/plain": lambda: kvl.ReAttention(normalize=False),
     "LocalMapConvolution/1": lambda: kvl.LocalMapConvolution(kernel_size=1),
     "LocalMapConvolution/5": lambda: kvl.LocalMapConvolution(kernel_size=5),
-    "LocalMapConvolution/bias": lambda: kvl.LocalMapConvolution(use_bias=True),
     "LocalMapConvolution/spatial": (
         lambda: kvl.LocalMapConvolution(constraint="spatial", grid=[2, 3]),
         (4, 3, 7),
@@ -160,8 +172,6 @@ ROWS = {
     "ContextBroadcasting/scaled": lambda: kvl.ContextBroadcasting(
         scale=keras.initializers.RandomUniform(0.0, 0.2, seed=1)
     ),
-    "SqueezeExcitation": (kvl.SqueezeExcitation, (5, 32)),
-    "SqueezeExcitation/ratio": (lambda: kvl.SqueezeExcitation(ratio=2), TOKENS),
     "LayerScale": (kvl.LayerScale, TOKENS),
     "LayerScale/initializer": lambda: kvl.LayerScale(
         keras.initializers.RandomUniform(0.0, 0.2, seed=1)
@@ -187,7 +197,6 @@ ROWS = {
         lambda: kvl.PositionEmbedding([2, 3], num_prefix_tokens=2),
         (8, 8),
     ),
-    "PatchMap": (lambda: PatchMap((2, 2)), TOKENS),
     "TokenPooling/avg": lambda: kvl.TokenPooling("avg", num_prefix_tokens=2),
     "TokenPooling/max": lambda: kvl.TokenPooling("max", num_prefix_tokens=0),
     "DistilledHead/three": lambda: kvl.DistilledHead(3),

@@ -13,7 +13,7 @@ from cases import LAYERS
 from harness import array, numbers, randomize
 
 from keras_vitx import layers as kvl
-from keras_vitx.layers.tokens import PatchMap, TokenDownsampling
+from keras_vitx.layers.tokens import TokenDownsampling
 
 X = numbers((3, 5, 8))
 
@@ -106,6 +106,11 @@ def dense(layer, x, training=False):
     return x @ value(layer.kernel) + (value(layer.bias) if layer.use_bias else 0)
 
 
+@plain.register
+def _(layer: keras.layers.LayerNormalization, x, training=False):
+    return norm(x, layer)
+
+
 @plain.register(keras.layers.BatchNormalization)
 def batch_norm(layer, x, training=False):
     x = np.moveaxis(x, layer.axis, -1)
@@ -136,12 +141,10 @@ def _(layer: kvl.ReAttention, maps, training=False):
 
 @plain.register
 def local(layer: kvl.LocalMapConvolution, maps, training=False):
-    kernel, bias = value(layer.kernel), 0
-    if layer.use_bias:
-        bias = value(layer.bias)[:, None, None]
+    kernel = value(layer.kernel)
     if layer.constraint == "row+column":
         along_keys, along_queries = kernel[:, 0, None, :], kernel[:, 1, :, None]
-        return convolve(maps, along_keys) + convolve(maps, along_queries) + bias
+        return convolve(maps, along_keys) + convolve(maps, along_queries)
     if layer.constraint == "spatial":
         patches = layer.grid[0] * layer.grid[1]
         result = maps.copy()
@@ -149,8 +152,8 @@ def local(layer: kvl.LocalMapConvolution, maps, training=False):
             image = maps[:, :, query, -patches:].reshape(*maps.shape[:2], *layer.grid)
             image = convolve(image, kernel[:, 0])
             result[:, :, query, -patches:] = image.reshape(*maps.shape[:2], patches)
-        return result + bias
-    return convolve(maps, kernel[:, 0]) + bias
+        return result
+    return convolve(maps, kernel[:, 0])
 
 
 @plain.register
@@ -188,9 +191,23 @@ def _(layer: kvl.UniformHeads, maps, training=False):
 @plain.register
 def _(layer: kvl.MLP, x, training=False):
     x = in_order(layer.on_input, x)
-    activation = {"gelu": gelu, "relu": lambda x: np.maximum(x, 0)}[layer.activation]
-    x = in_order(layer.on_hidden, activation(dense(layer.fc1, x)))
+    x = in_order(layer.on_hidden, hidden_units(layer, x))
     return in_order(layer.on_output, dense(layer.fc2, x))
+
+
+def hidden_units(layer, x):
+    x, act = dense(layer.fc1, x), ACTIVATIONS[layer.activation]
+    if not layer.gated:
+        return act(x)
+    gate, x = np.split(x, 2, axis=-1)
+    return act(gate) * x
+
+
+ACTIVATIONS = {
+    "gelu": gelu,
+    "relu": lambda x: np.maximum(x, 0),
+    "silu": lambda x: x * sigmoid(x),
+}
 
 
 def in_order(layers, x):
@@ -218,12 +235,6 @@ def _(layer: kvl.ContextBroadcasting, x, training=False):
     scale = 1 if layer.scale is None else value(layer.scaling)
     halve = layer.scale is None if layer.halve is None else layer.halve
     return (x + scale * context) / (2 if halve else 1)
-
-
-@plain.register
-def _(layer: kvl.SqueezeExcitation, x, training=False):
-    hidden = np.maximum(dense(layer.fc1, x.mean(1, keepdims=True)), 0)
-    return x * sigmoid(dense(layer.fc2, hidden))
 
 
 @plain.register
@@ -289,12 +300,6 @@ def _(layer: kvl.TokenPooling, x, training=False):
 
 
 @plain.register
-def _(layer: PatchMap, x, training=False):
-    rows, columns = layer.grid
-    return x[:, -rows * columns :].reshape(len(x), rows, columns, -1)
-
-
-@plain.register
 def _(layer: kvl.DistilledHead, x, training=False):
     return (dense(layer.head, x[:, 0]) + dense(layer.head_dist, x[:, 1])) / 2
 
@@ -305,6 +310,29 @@ def _(layer: kvl.DenseHead, x, training=False):
 
 
 # Attention.
+
+
+@plain.register
+def _(layer: kvl.RotaryEmbedding, queries_keys, training=False):
+    """Rotation as a product of complex numbers, for a square of patches behind the others."""
+    _, tokens, heads, size = queries_keys[0].shape
+    side, angles = int(tokens**0.5), np.zeros((tokens, heads, size // 2))
+    for patch, (y, x) in enumerate(product(range(side), repeat=2), tokens - side**2):
+        if layer.centered:
+            y, x = (2 * np.pi * (2 * (each + 0.5) / side - 1) for each in (y, x))
+        if layer.reference_grid:
+            y, x = (e * n / side for e, n in zip((y, x), layer.reference_grid, strict=True))
+        first, second = (y, x) if layer.order == "yx" else (x, y)
+        rates = layer.temperature ** -(np.arange(size // 4) / (size // 4))
+        angles[patch] = np.concatenate([first * rates, second * rates])
+        if layer.learned:
+            angles[patch] = first * value(layer.freqs)[0] + second * value(layer.freqs)[1]
+    turned = []
+    for each in queries_keys:
+        pairs = np.split(each, 2, axis=-1) if layer.halves else (each[..., ::2], each[..., 1::2])
+        complex = (pairs[0] + 1j * pairs[1]) * np.exp(1j * angles)
+        turned.append(np.concatenate([complex.real, complex.imag], axis=-1))
+    return tuple(turned)
 
 
 @plain.register
@@ -334,7 +362,8 @@ def attend(layer, x, training=False, mask=None):
         maps = np.where(mask, plain(part, maps, training), 0)
     if isinstance(layer, kvl.AccumulatingAttention):
         maps = maps + np.where(mask, shared, 0) / np.sqrt(layer.size)
-    return in_order(layer.on_output, dense(layer.proj, aggregate(maps, v))), maps
+    y = in_order(layer.on_output, dense(layer.proj, aggregate(maps, v)))
+    return y, maps
 
 
 def projections(layer, x):
@@ -347,7 +376,10 @@ def projections(layer, x):
         return dense(layer.q, x[:, :classes]), dense(layer.k, z), dense(layer.v, z)
     if isinstance(layer, kvl.PositionalAttention):
         return *np.split(dense(layer.qk, x), 2, axis=-1), dense(layer.v, x)
-    return np.split(dense(layer.qkv, x), (layer.width, 2 * layer.width), axis=-1)
+    query, key, v = np.split(dense(layer.qkv, x), (layer.width, 2 * layer.width), axis=-1)
+    if layer.qkv_bias == "qv":
+        return query + value(layer.q_bias), key, v + value(layer.v_bias)
+    return query, key, v
 
 
 def own_maps(layer, maps, mask):

@@ -26,7 +26,7 @@ CROSSINGS = {
     ),
     "refinement in PiT": (
         lambda index: kvl.RefinedAttention(2, expansion=2, reduction=False),
-        lambda index: kvl.MLP(2.0, on_hidden=[kvl.SqueezeExcitation(2)]),
+        lambda index: kvl.MLP(2.0, on_hidden=[kvl.ContextBroadcasting(scale=0.5)]),
     ),
     "attention in Mixer": (
         lambda index: kvl.DeepAttention(2) if index else kvl.TokenMixing(4),
