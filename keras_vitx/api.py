@@ -2,20 +2,13 @@
 
 import keras
 
-from keras_vitx import (
-    analysis,
-    data,
-    layers,
-    models,
-    robustness,
-    training,
-    weights,
-)
+from keras_vitx import analysis, data, layers, models, robustness, training, weights
+from keras_vitx.analysis.macs import count_macs
 from keras_vitx.data import decode_predictions
 from keras_vitx.export.export import export
 from keras_vitx.export.fuse import fuse
 from keras_vitx.export.predictor import predictor
-from keras_vitx.models import as_chain, count_macs, create_model, features, list_models
+from keras_vitx.models import as_chain, create_model, features, list_models
 from keras_vitx.models.sizes import *  # noqa: F403 - every family and size
 from keras_vitx.preprocessing import Preprocessing
 from keras_vitx.training import evaluate, fit

@@ -125,6 +125,30 @@ GOLDEN_CASES: dict[str, Callable[..., keras.Model]] = {
     "dinov2": golden(
         "dinov2", kv.ViT, num_heads=3, layer_scale=1e-5, class_position=False, register_tokens=4
     ),
+    "rope_vit": golden(
+        "rope_vit", kv.RotaryViT, num_heads=3, rotary={"order": "xy"}, positions="patches"
+    ),
+    "dinov3": golden(
+        "dinov3",
+        kv.RotaryViT,
+        num_heads=3,
+        rotary={"halves": True, "centered": True},
+        qkv_bias=False,
+        register_tokens=4,
+        epsilon=1e-5,
+    ),
+    "eva02": golden(
+        "eva02",
+        kv.RotaryViT,
+        num_heads=3,
+        rotary={"temperature": 1e4, "reference_grid": (6, 6)},
+        mlp_ratio=8 / 3,
+        gated_mlp=True,
+        qkv_bias="qv",
+        positions="tokens",
+        layer_scale=None,
+        mean_pooling=True,
+    ),
     "cb_vit": golden("cb_vit", kv.CBViT, num_heads=3),
     "mixer": golden("mixer", kv.Mixer, num_heads=LEFT_OUT),
     "pit": golden(

@@ -113,8 +113,8 @@ class Attention(Layer):
         """Return queries, keys and values, each `(batch, tokens, heads, size)`."""
         x, heads = self.run(self.qkv, x, training), self.num_heads
         if self.qkv_bias == "qv":
-            zeros = ops.zeros_like(self.q_bias)
-            x = x + ops.concatenate([self.q_bias, zeros, self.v_bias])
+            q_bias, v_bias = (ops.cast(bias, x.dtype) for bias in (self.q_bias, self.v_bias))
+            x = x + ops.concatenate([q_bias, ops.zeros_like(q_bias), v_bias])
         x = self.split_heads(x)
         if self.value_width == self.width:
             # The gradient of a split is one concatenation; that of slices, a sum of three tensors.

@@ -12,5 +12,4 @@ from keras_vitx.models.chain import Chain as Chain
 from keras_vitx.models.cut import as_chain as as_chain
 from keras_vitx.models.features import Features as Features
 from keras_vitx.models.features import features as features
-from keras_vitx.models.macs import count_macs as count_macs
 from keras_vitx.models.sizes import *  # noqa: F403 - every family and size

@@ -83,7 +83,7 @@ class ModelArguments:
         input_shape: Image shape, `(height, width, channels)`, with sides that are multiples
             of the patch size. None means that of the checkpoint, or else of the size.
         pooling: `"token"` (the class token), `"avg"` or `"max"` (over the patches). Under
-            a classifier, None means `"token"`, or `"avg"` if there is no class token.
+            a classifier, None means what the network was trained with: `"token"`, or `"avg"`.
         classes: Number of classes. If it is not given, it is that of the checkpoint. If it differs
             from the checkpoint's, all weights except the classifier's are loaded.
         classifier_activation: Activation of the classifier, a name, a function or a layer, which is
@@ -219,6 +219,8 @@ class ModelArguments:
         initialization: str = "normal",
         dim: int = 1,
         num_register_tokens: int = 0,
+        default_pooling: str | None = None,
+        after_pooling: Sequence[keras.layers.Layer] = (),
     ) -> Layers:
         """Return the layers after the last norm: pooling, a classifier with its activation, or none.
 
@@ -231,6 +233,9 @@ class ModelArguments:
             initialization: Initial weights of the classifiers, as in `layers.initializers`.
             dim: Width of the last tokens, on which `"uniform"` depends.
             num_register_tokens: Number of tokens between those and the patches.
+            default_pooling: The pooling under a classifier; None is `"token"`, or `"avg"` without
+                class tokens.
+            after_pooling: Layers over the vector of the image.
 
         Raises:
             ValueError: if `pooling="token"` and there is no class token, or if `pooling` is
@@ -255,9 +260,10 @@ class ModelArguments:
             return [head(self.classes, initialization, name="head"), *activation]
         layers: Layers = []
         if self.include_top or self.pooling:
-            pooling = self.pooling or ("token" if num_class_tokens else "avg")
+            default = default_pooling or ("token" if num_class_tokens else "avg")
             prefix = num_class_tokens + num_register_tokens
-            layers.append(TokenPooling(pooling, prefix, name="pool"))
+            pool = TokenPooling(self.pooling or default, prefix, name="pool")
+            layers += [pool, *after_pooling]
         if self.include_top:
             starts = initializers(initialization, dim)
             dense = keras.layers.Dense(

@@ -106,6 +106,7 @@ def variant(
     input_shape: tuple[int, int, int] = SHAPE,
     classes: int = 1000,
     crop_ratio: float | None = None,
+    preprocessing: Preprocessing | None = None,
     **data: Any,
 ) -> Constructor:
     """Make and register the constructor of one size of a family.
@@ -116,6 +117,7 @@ def variant(
         input_shape: Default image shape.
         classes: Default number of classes.
         crop_ratio: Crop ratio of the size; None means the family's.
+        preprocessing: Mean and deviation of the size, likewise.
         **data: The family arguments that define the size.
     """
 
@@ -139,8 +141,9 @@ def variant(
         f"{END_OF_DOC}"
     )
     constructor.family = family.__name__
-    changes = {} if crop_ratio is None else {"crop_ratio": crop_ratio}
-    constructor.preprocessing = family.preprocessing.replace(**changes)
+    own = preprocessing or family.preprocessing
+    ratio = family.preprocessing.crop_ratio if crop_ratio is None else crop_ratio
+    constructor.preprocessing = own.replace(crop_ratio=ratio)
     constructor.data = {"input_shape": input_shape, "classes": classes, **data}
     MODELS[name] = constructor
     return constructor
@@ -161,14 +164,9 @@ def create_model(name: str, **arguments: Any) -> keras.Model:
     Raises:
         ValueError: if no size has that name; the message suggests the nearest ones.
     """
-    return constructor_of(name)(**arguments)
-
-
-def constructor_of(name: str) -> Constructor:
-    """Return the constructor of the size `name`, or raise a ValueError with the nearest names."""
     if name not in MODELS:
         raise ValueError(f"No model is named {name!r}. {nearest(name, MODELS)}")
-    return MODELS[name]
+    return MODELS[name](**arguments)
 
 
 def model_input(model: Any) -> Any:

@@ -45,9 +45,7 @@ def CBViT(
         >>> kv.CBViT(dim=8, depth=2, num_heads=2, patch_size=8, input_shape=(16, 16, 3))
 
     Args:
-        dim: Width of a token.
-        depth: Number of blocks.
-        num_heads: Number of heads, a divisor of `dim`.
+        dim, depth, num_heads: As in `ViT`.
         mlp_ratio: Hidden width of an MLP divided by `dim`.
         position: `"front"`, `"middle"` (after the activation, in the MLP only) or
             `"end"` (Table 5).
@@ -66,11 +64,6 @@ def CBViT(
     check_counts(depth=depth)
     check_argument("position", position, Literal[tuple(SLOTS)])
     check_argument("where", where, Literal[tuple(BRANCHES)])
-    if position == "middle" and where != "mlp":
-        raise ValueError(
-            "position='middle' is after the activation of the MLP: give where='mlp'. "
-            f"Received: where={where!r}."
-        )
     indices = range(depth) if blocks is None else blocks
     if not isinstance(indices, Collection) or not set(indices) <= set(range(depth)):
         raise ValueError(

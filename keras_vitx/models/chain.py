@@ -1,7 +1,7 @@
 """`Chain`, the model class of all families: an ordered list of layers."""
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -44,6 +44,19 @@ class Tokens(NamedTuple):
     grid: Grid | None
     num_prefix_tokens: int | None
     emits_maps: bool
+
+
+def _restoring(method: Callable) -> Callable:
+    """Return a method after which, even after an error, the variables are those of the model."""
+
+    @functools.wraps(method)
+    def restored(self, *args, **kwargs):
+        try:
+            return method(self, *args, **kwargs)
+        finally:
+            restore_variables(self)
+
+    return restored
 
 
 class ImageModel(keras.Model):
@@ -130,21 +143,8 @@ class ImageModel(keras.Model):
             keras.layers.Layer.add_loss(self, loss)
         return x
 
-    @functools.wraps(keras.Model.evaluate, assigned=())
-    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
-        """Evaluate as Keras does; after an error, or Ctrl-C, the model is as before under JAX, too."""
-        try:
-            return super().evaluate(*args, **kwargs)
-        finally:
-            restore_variables(self)
-
-    @functools.wraps(keras.Model.predict, assigned=())
-    def predict(self, *args: Any, **kwargs: Any) -> Any:
-        """Predict as Keras does; after an error, or Ctrl-C, the model is as before under JAX, too."""
-        try:
-            return super().predict(*args, **kwargs)
-        finally:
-            restore_variables(self)
+    evaluate = _restoring(keras.Model.evaluate)
+    predict = _restoring(keras.Model.predict)
 
     def save(self, filepath, overwrite=True, zipped=None, **kwargs):
         """Save the model as Keras does; a `.keras` file is written beside `filepath`, then renamed.
@@ -308,35 +308,6 @@ class Chain(MultiHeadTraining, ImageModel):
     def blocks(self) -> list[Block]:
         """The blocks, in order, class blocks included."""
         return [layer for layer in self.layers if isinstance(layer, Block)]
-
-    @property
-    def depth(self) -> int:
-        """Number of blocks, class blocks included."""
-        return len(self.blocks)
-
-    @property
-    def num_heads(self) -> int | None:
-        """Number of heads of the last block; None without (Mixer)."""
-        return getattr(self.blocks[-1].attention, "num_heads", None) if self.blocks else None
-
-    @property
-    def patch_size(self) -> int | None:
-        """Side of a patch in pixels."""
-        return next((one.patch_size for one in self.layers if hasattr(one, "patch_size")), None)
-
-    @property
-    def num_prefix_tokens(self) -> int | None:
-        """Number of tokens before the patches after the last block: class tokens, registers."""
-        layout = self.token_layout
-        return layout[-1].num_prefix_tokens if layout else None
-
-    @property
-    def num_features(self) -> int | None:
-        """Width of the tokens after the last block, which the classifier reads."""
-        if not self.token_layout:
-            return None
-        last = self.get_layer(self.token_layout[-1].name)
-        return keras.tree.flatten(last.output)[0].shape[-1]
 
     def set_drop_path(self, rate: float, schedule: str = "linear") -> None:
         """Set the rate of stochastic depth of the blocks, in place.

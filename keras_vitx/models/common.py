@@ -1,4 +1,4 @@
-"""Layers, and checks of arguments, that several families have in common."""
+"""Layers that several families have in common."""
 
 import keras
 
@@ -12,9 +12,9 @@ def class_tokens(distillation_token: bool = False) -> list[keras.layers.Layer]:
     return [*distillation, ClassToken(name="cls_token")]
 
 
-def last_norm() -> keras.layers.Layer:
+def last_norm(epsilon: float = 1e-6, name: str = "norm") -> keras.layers.Layer:
     """Return the norm after the last block."""
-    return keras.layers.LayerNormalization(epsilon=1e-6, name="norm")
+    return keras.layers.LayerNormalization(epsilon=epsilon, name=name)
 
 
 def check_heads(dim: int, num_heads: int) -> None:

@@ -12,7 +12,10 @@ from keras_vitx.models.deepvit import DeepViT
 from keras_vitx.models.mixer import Mixer
 from keras_vitx.models.pit import PiT
 from keras_vitx.models.refined_vit import RefinedViT
+from keras_vitx.models.rotary_vit import RotaryViT
 from keras_vitx.models.vit import ViT
+from keras_vitx.preprocessing import IMAGENET_INCEPTION as _INCEPTION
+from keras_vitx.weights.catalog import OPENAI_CLIP as _CLIP
 
 # fmt: off
 # DeiT, Table 1.
@@ -42,6 +45,44 @@ DINOv2_L = _variant("DINOv2_L", ViT, dim=1024, depth=24, num_heads=16, **_DINOV2
 DINOv2_S_Reg = _variant("DINOv2_S_Reg", ViT, dim=384, depth=12, num_heads=6, **_REG)
 DINOv2_B_Reg = _variant("DINOv2_B_Reg", ViT, dim=768, depth=12, num_heads=12, **_REG)
 DINOv2_L_Reg = _variant("DINOv2_L_Reg", ViT, dim=1024, depth=24, num_heads=16, **_REG)
+# SigLIP 2, Section 3, pooled by the mean. The activations of SO400M are timm's.
+_256 = dict(input_shape=(256, 256, 3))
+_SIGLIP = dict(class_token=False, preprocessing=_INCEPTION)
+_SO400M = dict(dim=1152, depth=27, num_heads=16, mlp_ratio=3.7362, **_SIGLIP)
+SigLIP2_B = _variant("SigLIP2_B", ViT, dim=768, depth=12, num_heads=12, **_SIGLIP)
+SigLIP2_L = _variant("SigLIP2_L", ViT, dim=1024, depth=24, num_heads=16, **_SIGLIP, **_256)
+SigLIP2_SO400M = _variant("SigLIP2_SO400M", ViT, patch_size=14, **_SO400M)
+SigLIP2_SO400M_16 = _variant("SigLIP2_SO400M_16", ViT, activation="gelu_tanh", **_SO400M, **_256)
+
+# RoPE-ViT, Section 4.1. Stochastic depth as in the released commands for 400 epochs.
+_S, _B = dict(dim=384, depth=12, num_heads=6), dict(dim=768, depth=12, num_heads=12)
+_L = dict(dim=1024, depth=24, num_heads=16)
+_AXIAL, _MIXED = dict(rotary=dict(order="xy")), dict(rotary=dict(order="xy", learned=True, temperature=10.0))
+_APE = dict(positions="patches")
+RoPEViT_S = _variant("RoPEViT_S", RotaryViT, **_S, **_AXIAL)
+RoPEViT_B = _variant("RoPEViT_B", RotaryViT, **_B, **_AXIAL, drop_path=0.1)
+RoPEViT_L = _variant("RoPEViT_L", RotaryViT, **_L, **_AXIAL, drop_path=0.4)
+RoPEViT_S_APE = _variant("RoPEViT_S_APE", RotaryViT, **_S, **_AXIAL, **_APE)
+RoPEViT_B_APE = _variant("RoPEViT_B_APE", RotaryViT, **_B, **_AXIAL, **_APE, drop_path=0.1)
+RoPEViT_L_APE = _variant("RoPEViT_L_APE", RotaryViT, **_L, **_AXIAL, **_APE, drop_path=0.4)
+RoPEViT_S_Mixed = _variant("RoPEViT_S_Mixed", RotaryViT, **_S, **_MIXED)
+RoPEViT_B_Mixed = _variant("RoPEViT_B_Mixed", RotaryViT, **_B, **_MIXED, drop_path=0.1)
+RoPEViT_L_Mixed = _variant("RoPEViT_L_Mixed", RotaryViT, **_L, **_MIXED, drop_path=0.4)
+RoPEViT_S_Mixed_APE = _variant("RoPEViT_S_Mixed_APE", RotaryViT, **_S, **_MIXED, **_APE)
+RoPEViT_B_Mixed_APE = _variant("RoPEViT_B_Mixed_APE", RotaryViT, **_B, **_MIXED, **_APE, drop_path=0.1)
+RoPEViT_L_Mixed_APE = _variant("RoPEViT_L_Mixed_APE", RotaryViT, **_L, **_MIXED, **_APE, drop_path=0.4)
+# DINOv3, Section 3.2 and Table 13. Its checkpoints have no classifier.
+_DINOV3 = dict(rotary=dict(halves=True, centered=True), qkv_bias=False, register_tokens=4, epsilon=1e-5, crop_ratio=1.0, **_256)
+DINOv3_S = _variant("DINOv3_S", RotaryViT, **_S, **_DINOV3)
+DINOv3_S_Plus = _variant("DINOv3_S_Plus", RotaryViT, **_S, gated_mlp=True, **_DINOV3)
+DINOv3_B = _variant("DINOv3_B", RotaryViT, **_B, **_DINOV3)
+DINOv3_L = _variant("DINOv3_L", RotaryViT, **_L, **_DINOV3)
+# EVA-02, Table 1. Positions are counted in the grid of 224 x 224 pixels.
+_EVA = dict(rotary=dict(temperature=1e4, reference_grid=(16, 16)), positions="tokens", mean_pooling=True, gated_mlp=True, qkv_bias="qv", layer_scale=None, mlp_ratio=8 / 3, patch_size=14, preprocessing=_CLIP)
+EVA02_Ti = _variant("EVA02_Ti", RotaryViT, dim=192, depth=12, num_heads=3, **_EVA)
+EVA02_S = _variant("EVA02_S", RotaryViT, **_S, **_EVA)
+EVA02_B = _variant("EVA02_B", RotaryViT, **_B, mlp_norm=True, **_EVA)
+EVA02_L = _variant("EVA02_L", RotaryViT, **_L, mlp_norm=True, **_EVA)
 
 # CaiT. Width, depth and heads: Table 3. LayerScale and stochastic depth: Table 4 (the
 # released code starts XXS36 at 1e-5).

@@ -1,8 +1,12 @@
-"""ViT, DeiT, DeiT III and DINOv2: the plain vision transformer.
+"""ViT, DeiT, DeiT III, DINOv2 and SigLIP 2's image tower: the plain vision transformer.
 
 Dosovitskiy et al., 2020, arXiv 2010.11929; Touvron et al., 2020, arXiv 2012.12877; Touvron et al.,
-2022, arXiv 2204.07118; Oquab et al., 2023, arXiv 2304.07193; Darcet et al., 2023, arXiv 2309.16588.
+2022, arXiv 2204.07118; Oquab et al., 2023, arXiv 2304.07193; Darcet et al., 2023, arXiv 2309.16588;
+Zhai et al., 2023, arXiv 2303.15343; Tschannen et al., 2025, arXiv 2502.14786.
 """
+
+from collections.abc import Callable
+from typing import Any
 
 import keras
 
@@ -14,12 +18,7 @@ from keras_vitx.models.common import check_heads, class_tokens, last_norm
 from keras_vitx.preprocessing import IMAGENET_DEFAULT
 from keras_vitx.weights.names import Row, Table
 
-CHECKPOINT = Table(
-    rows=(
-        Row(r"(.+)/ls([12])/gamma", r"\1/ls\2/gamma"),
-        Row(r"reg_token/token", r"reg_token"),
-    )
-)
+CHECKPOINT = Table(rows=(Row(r"(.+)/ls([12])/gamma", r"\1/ls\2/gamma"),), of_head=("attn_pool",))
 
 
 @family(IMAGENET_DEFAULT.replace(crop_ratio=0.9), CHECKPOINT)
@@ -35,6 +34,8 @@ def ViT(
     scalar_scale: bool = False,
     register_tokens: int = 0,
     class_position: bool = True,
+    class_token: bool = True,
+    activation: str | Callable[..., Any] = "gelu",
 ) -> Layers:
     """ViT: self-attention between the patches and a class token in every block.
 
@@ -56,17 +57,20 @@ def ViT(
             no classifier reads (Darcet et al., Section 2.2).
         class_position: Whether the class token and the registers have position embeddings. If not,
             they join the patches after these have theirs (DeiT III, DINOv2 with registers).
+        class_token: Whether there is a class token. SigLIP has none; of its files that pool by
+            attention, that part is left out.
+        activation: Activation of the MLPs, as in `MLP`.
     """
     grid = args.grid(patch_size)
     check_heads(dim, num_heads)
     check_counts(minimum=0, register_tokens=register_tokens)
-    tokens = class_tokens(distillation_token)
+    tokens = class_tokens(distillation_token) if class_token else []
     registers = [RegisterTokens(register_tokens, name="reg_token")] if register_tokens else []
     prefix, count = [*registers, *tokens], len(tokens) + register_tokens
     positions = PositionEmbedding(grid, count if class_position else 0, name="pos_embed")
     blocks = args.blocks(
         lambda index: Attention(num_heads),
-        lambda index: MLP(mlp_ratio, dropout=args.dropout),
+        lambda index: MLP(mlp_ratio, activation, dropout=args.dropout),
         depth,
         layer_scale=layer_scale,
         scalar_scale=scalar_scale,

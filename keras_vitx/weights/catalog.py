@@ -6,13 +6,22 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from keras_vitx.preprocessing import IMAGENET_DEFAULT, IMAGENET_INCEPTION, Preprocessing
+from keras_vitx.preprocessing import (
+    IMAGENET_DEFAULT,
+    IMAGENET_INCEPTION,
+    Preprocessing,
+)
 from keras_vitx.text import nearest
 
 IMAGENET = "imagenet"
 IMAGENET_21K = "imagenet-21k"
 CIFAR10 = "cifar10"
-LVD_142M = "lvd-142m"
+
+PRETRAINED = {
+    **{"lvd142m": "lvd-142m", "lvd1689m": "lvd-1689m", "v2_webli": "webli"},
+    **{"mim_in22k": "mim-in22k", "mim_m38m": "mim-m38m"},
+}
+"""Datasets of checkpoints without a classifier, by timm's tag."""
 
 CONSTRUCTORS: dict[str, Callable[..., Any]] = {}
 """The constructor of every size, by name; `models.variant` registers them."""
@@ -36,7 +45,8 @@ class Checkpoint:
         classes: Number of classes of the head; 0 without a head.
         dataset: The dataset whose classes the head has, also accepted by `weights=`.
         preprocessing: Preprocessing of the images.
-        license: SPDX identifier in lower case; None if no license is stated.
+        license: SPDX identifier in lower case; None if no license is stated. "dinov3-license" is
+            Meta's own, with conditions.
         distillation_token: Whether it has DeiT's distillation token.
         also_starts: Other constructors with the same variables, whose models it only initializes.
         class_names: One name per class; None for the dataset's standard names.
@@ -118,31 +128,87 @@ vit_base_patch14_dinov2.lvd142m            DINOv2_B   default   1
 vit_base_patch14_reg4_dinov2.lvd142m       DINOv2_B_Reg default 1
 vit_large_patch14_dinov2.lvd142m           DINOv2_L   default   1
 vit_large_patch14_reg4_dinov2.lvd142m      DINOv2_L_Reg default 1
+vit_small_patch16_rope_224.naver_in1k RoPEViT_S default 0.9 81.222 95.02 86.822 70.35
+vit_small_patch16_rope_ape_224.naver_in1k RoPEViT_S_APE default 0.9 81.016 94.988 86.694 70.68
+vit_small_patch16_rope_mixed_224.naver_in1k RoPEViT_S_Mixed default 0.9 81.252 95.056 86.831 70.92
+vit_small_patch16_rope_mixed_ape_224.naver_in1k RoPEViT_S_Mixed_APE default 0.9 80.974 94.976 86.842 70.57
+vit_base_patch16_rope_224.naver_in1k RoPEViT_B default 0.9 83.714 96.674 88.366 73.36
+vit_base_patch16_rope_ape_224.naver_in1k RoPEViT_B_APE default 0.9 83.78 96.61 88.30 73.88
+vit_base_patch16_rope_mixed_224.naver_in1k RoPEViT_B_Mixed default 0.9 83.806 96.722 88.475 73.60
+vit_base_patch16_rope_mixed_ape_224.naver_in1k RoPEViT_B_Mixed_APE default 0.9 83.898 96.752 88.43 73.75
+vit_large_patch16_rope_224.naver_in1k RoPEViT_L default 0.9 84.646 97.12 88.972 75.54
+vit_large_patch16_rope_ape_224.naver_in1k RoPEViT_L_APE default 0.9 84.66 97.146 88.968 75.17
+vit_large_patch16_rope_mixed_224.naver_in1k RoPEViT_L_Mixed default 0.9 84.84 97.128 89.013 75.15
+vit_large_patch16_rope_mixed_ape_224.naver_in1k RoPEViT_L_Mixed_APE default 0.9 84.846 97.118 89.09 75.29
+vit_small_patch16_dinov3.lvd1689m DINOv3_S default 1
+vit_small_plus_patch16_dinov3.lvd1689m DINOv3_S_Plus default 1
+vit_base_patch16_dinov3.lvd1689m DINOv3_B default 1
+vit_large_patch16_dinov3.lvd1689m DINOv3_L default 1
+eva02_tiny_patch14_224.mim_in22k EVA02_Ti clip 0.9
+eva02_tiny_patch14_336.mim_in22k_ft_in1k EVA02_Ti clip 1 80.648 95.52 86.829 69.37
+eva02_small_patch14_224.mim_in22k EVA02_S clip 0.9
+eva02_small_patch14_336.mim_in22k_ft_in1k EVA02_S clip 1 85.77 97.616 89.372 75.83
+eva02_base_patch14_224.mim_in22k EVA02_B clip 0.9
+eva02_base_patch14_448.mim_in22k_ft_in1k EVA02_B clip 1 88.262 98.57 90.789 79.50
+eva02_large_patch14_224.mim_in22k EVA02_L clip 0.9
+eva02_large_patch14_448.mim_in22k_ft_in1k EVA02_L clip 1 89.634 98.954 90.93 82.22
+eva02_large_patch14_224.mim_m38m EVA02_L clip 0.9
+eva02_large_patch14_448.mim_m38m_ft_in1k EVA02_L clip 1 89.55 98.924 90.885 82.40
+vit_base_patch16_siglip_224.v2_webli SigLIP2_B inception 0.9
+vit_base_patch16_siglip_256.v2_webli SigLIP2_B inception 0.9
+vit_base_patch16_siglip_384.v2_webli SigLIP2_B inception 0.9
+vit_base_patch16_siglip_512.v2_webli SigLIP2_B inception 0.9
+vit_base_patch16_siglip_gap_224.v2_webli SigLIP2_B inception 0.9
+vit_base_patch16_siglip_gap_256.v2_webli SigLIP2_B inception 0.9
+vit_base_patch16_siglip_gap_384.v2_webli SigLIP2_B inception 0.9
+vit_base_patch16_siglip_gap_512.v2_webli SigLIP2_B inception 0.9
+vit_large_patch16_siglip_256.v2_webli SigLIP2_L inception 0.9
+vit_large_patch16_siglip_384.v2_webli SigLIP2_L inception 0.9
+vit_large_patch16_siglip_512.v2_webli SigLIP2_L inception 0.9
+vit_large_patch16_siglip_gap_256.v2_webli SigLIP2_L inception 0.9
+vit_large_patch16_siglip_gap_384.v2_webli SigLIP2_L inception 0.9
+vit_large_patch16_siglip_gap_512.v2_webli SigLIP2_L inception 0.9
+vit_so400m_patch14_siglip_224.v2_webli SigLIP2_SO400M inception 0.9
+vit_so400m_patch14_siglip_378.v2_webli SigLIP2_SO400M inception 0.9
+vit_so400m_patch14_siglip_gap_224.v2_webli SigLIP2_SO400M inception 0.9
+vit_so400m_patch14_siglip_gap_378.v2_webli SigLIP2_SO400M inception 0.9
+vit_so400m_patch16_siglip_256.v2_webli SigLIP2_SO400M_16 inception 0.9
+vit_so400m_patch16_siglip_384.v2_webli SigLIP2_SO400M_16 inception 0.9
+vit_so400m_patch16_siglip_512.v2_webli SigLIP2_SO400M_16 inception 0.9
+vit_so400m_patch16_siglip_gap_256.v2_webli SigLIP2_SO400M_16 inception 0.9
+vit_so400m_patch16_siglip_gap_384.v2_webli SigLIP2_SO400M_16 inception 0.9
+vit_so400m_patch16_siglip_gap_512.v2_webli SigLIP2_SO400M_16 inception 0.9
 pit_b_224.in1k                             PiT_B      default   0.9   82.458 95.704 86.707  71.65
 pit_b_distilled_224.in1k                   PiT_B      default   0.9   83.774 96.468 88.106  73.82
 mixer_b16_224.goog_in21k_ft_in1k           Mixer_B16  inception 0.875 76.616  92.25 82.012  63.22
 mixer_b16_224.miil_in21k_ft_in1k           Mixer_B16  miil      0.875 82.314  95.71  87.23  71.20
 mixer_b16_224.goog_in21k                   Mixer_B16  inception 0.875
 mixer_b16_224.miil_in21k                   Mixer_B16  miil      0.875
-"""
+"""  # noqa: E501
 
+OPENAI_CLIP = Preprocessing(
+    (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+)
 NORMALIZATION = {
     "default": IMAGENET_DEFAULT,
     "inception": IMAGENET_INCEPTION,
+    "clip": OPENAI_CLIP,
     "miil": Preprocessing((0.0,) * 3, (1.0,) * 3, interpolation="bilinear"),
 }
 
 
 def _timm(row: str) -> Checkpoint:
     name, constructor, normalization, crop_ratio, *accuracies = row.split()
-    stem = name.partition(".")[0]
-    has_head = "dinov2" not in stem
-    side = re.search(r"\d{3}$|$", stem)[0] or ("224" if has_head else "518")
+    stem, _, tag = name.partition(".")
+    has_head = tag not in PRETRAINED
+    default = "518" if "dinov2" in stem else "256" if "dinov3" in stem else "224"
+    side = re.search(r"\d{3}$|$", stem)[0] or default
     # Accuracies are those of ImageNet-1k.
     classes = 1000 if accuracies else 11221 if normalization == "miil" else 21843
     dataset = IMAGENET if accuracies else IMAGENET_21K
     if not has_head:
-        classes, dataset = 0, LVD_142M
+        classes, dataset = 0, PRETRAINED[tag]
+    licenses = {"eva02": "mit", "dinov3": "dinov3-license"}
     return Checkpoint(
         name,
         constructor,
@@ -152,6 +218,7 @@ def _timm(row: str) -> Checkpoint:
         classes=classes,
         dataset=dataset,
         preprocessing=NORMALIZATION[normalization].replace(crop_ratio=float(crop_ratio)),
+        license=next((licenses[one] for one in licenses if one in stem), "apache-2.0"),
         distillation_token="_distilled" in name,
         # Context Broadcasting adds no variables.
         also_starts=(f"CB{constructor}",) if stem.startswith(("deit_", "pit")) else (),
@@ -220,8 +287,8 @@ def find(
     """Return the checkpoint that `weights=name` refers to.
 
     Args:
-        name: A checkpoint's name; or a dataset's, "imagenet", "imagenet-21k", "lvd-142m" or
-            "cifar10", for the constructor's checkpoint with the nearest resolution.
+        name: A checkpoint's name; or a dataset's, such as "imagenet", "imagenet-21k",
+            "lvd-1689m" or "cifar10", for the constructor's checkpoint with the nearest resolution.
         constructor: Name of the constructor of the model; None for any.
         image_size: Side or (height, width) of the model's images, in pixels. None selects the
             smallest resolution.

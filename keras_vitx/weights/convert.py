@@ -14,6 +14,8 @@ from keras_vitx.positions import Grid, resample
 from keras_vitx.text import shortened
 from keras_vitx.weights.names import (
     IGNORED,
+    TABLES,
+    Table,
     checkpoint_name,
     from_keras,
     is_head,
@@ -50,6 +52,7 @@ class _Entry(NamedTuple):
     shape: tuple[int, ...]
     positions: Any  # The layer, of position embeddings.
     on_image: bool  # Whether it is the kernel of the convolution on the image.
+    index: int  # Number of entries of that name before, which a stacked array holds.
 
 
 def convert(file: WeightsFile, model, strict: bool = True) -> Conversion:
@@ -70,6 +73,10 @@ def convert(file: WeightsFile, model, strict: bool = True) -> Conversion:
     if not has_head:
         entries = [entry for entry in entries if not is_head(entry.name)]
         arrays = {name: array for name, array in arrays.items() if not is_head(name)}
+
+    own = {_layer(entry.name) for entry in entries}
+    of_head = {*TABLES.get(model.family, Table()).of_head} - own
+    arrays = {name: array for name, array in arrays.items() if _layer(name) not in of_head}
 
     missing = [entry.name for entry in entries if entry.name not in arrays]
     extra = sorted(arrays.keys() - {entry.name for entry in entries})
@@ -111,11 +118,14 @@ def to_checkpoint(model) -> dict[str, np.ndarray]:
 
     A variable that has no name in the family's checkpoints has its path for a name.
     """
-    arrays = {}
+    arrays: dict[str, np.ndarray] = {}
     for entry in _entries(model):
         array = np.asarray(keras.ops.convert_to_numpy(entry.variable.value), "float32")
         grid = entry.positions and tuple(entry.positions.grid)
-        arrays[entry.name] = np.ascontiguousarray(from_keras(array, entry.layout, grid))
+        array = from_keras(array, entry.layout, grid)
+        if entry.index:
+            array = np.concatenate([arrays[entry.name], array], axis=1)
+        arrays[entry.name] = np.ascontiguousarray(array)
     return arrays
 
 
@@ -127,7 +137,7 @@ def grid_of(model) -> Grid | None:
 
 def _entries(model, in_keras: bool = False) -> list[_Entry]:
     """Return an entry per variable, for a file of PyTorch's or of Keras's names and layouts."""
-    entries = []
+    entries, counts = [], Counter()
     for variable, path, layer in weights_of(model):
         name, layout = checkpoint_name(path, model.family)
         if layout == "kernel" and len(variable.shape) not in (2, 4):
@@ -138,8 +148,20 @@ def _entries(model, in_keras: bool = False) -> list[_Entry]:
         grid = positions and tuple(positions.grid)
         shape = shape_in_checkpoint(tuple(variable.shape), layout, grid)
         # The first layer is the convolution on the image.
-        entries.append(_Entry(variable, name, layout, shape, positions, on_image=not entries))
-    return entries
+        place = not entries, counts[name]
+        entries.append(_Entry(variable, name, layout, shape, positions, *place))
+        counts[name] += 1
+    return [
+        one._replace(shape=(one.shape[0], counts[one.name], *one.shape[2:]))
+        if one.layout == "stacked"
+        else one
+        for one in entries
+    ]
+
+
+def _layer(name: str) -> str:
+    """Return the first part of a path or of a checkpoint name."""
+    return re.split(r"[./]", name)[0]
 
 
 def _by_path(arrays: dict[str, StoredArray], model) -> dict[str, StoredArray]:
@@ -186,7 +208,10 @@ def _reads_rgb(entry: _Entry, shape: tuple[int, ...]) -> bool:
 
 def _read(entry: _Entry, array: StoredArray, grid: Grid | None) -> np.ndarray:
     """Return an array of a file in the layout and the shape of its variable."""
-    values = to_keras(array.read().astype("float32", copy=False), entry.layout)
+    values = array.read().astype("float32", copy=False)
+    if entry.layout == "stacked":
+        values = values[:, entry.index : entry.index + 1]
+    values = to_keras(values, entry.layout)
     if entry.on_image:
         values = _for_channels(values, entry.variable.shape[-2])
     if grid is None:

@@ -17,7 +17,7 @@ class Row(NamedTuple):
 
     `layout` is that in the checkpoint: "same"; "kernel", outputs first; "positions", resampled if
     the grids differ; "mixing", a 1 x 1 convolution; "depthwise", one kernel per channel; "map",
-    position embeddings as an image, channels first.
+    position embeddings as an image, channels first; "stacked", those of all blocks along axis 1.
     """
 
     pattern: str  # For the whole path, after `Table.replacements` (`blocks_7/` reads `blocks.7/`).
@@ -30,6 +30,7 @@ class Table(NamedTuple):
 
     replacements: tuple[tuple[str, str], ...] = ()  # As in `re.sub`, before all rows.
     rows: tuple[Row, ...] = ()  # Tried before the generic ones.
+    of_head: tuple[str, ...] = ()  # Layers behind the blocks, which a model without a head lacks.
 
 
 GENERIC = Table(
@@ -47,7 +48,8 @@ GENERIC = Table(
         Row(r"(.+)/moving_mean", r"\1/running_mean"),
         Row(r"(.+)/moving_variance", r"\1/running_var"),
         Row(r"pos_embed/embeddings", r"pos_embed", "positions"),
-        Row(r"(cls|dist)_token/token", r"\1_token"),
+        Row(r"(cls|dist|reg)_token/token", r"\1_token"),
+        Row(r"(.+)/(q_bias|v_bias|latent)", r"\1/\2"),
     ),
 )
 
@@ -55,8 +57,11 @@ TABLES: dict[str, Table] = {}
 """The rename table of each family, by name; `models.family` registers them."""
 
 
-# Suffixes of entries that are ignored: counters, distances determined by the grid, and grids.
-IGNORED = ("num_batches_tracked", "rel_indices", "/grid")
+# Suffixes of entries that are ignored: counters, what the grid determines, and grids.
+IGNORED = (
+    *("num_batches_tracked", "rel_indices", "/grid"),
+    *("rope.freqs_cos", "rope.freqs_sin", "rope_embed.periods"),
+)
 
 # Layers whose last axis is the classes.
 HEADS = ("head", "head_dist", "aux_head")
@@ -144,6 +149,8 @@ def to_keras(array: np.ndarray, layout: str) -> np.ndarray:
         return array.transpose(_TO_KERAS[array.ndim])
     if layout == "mixing":
         return array[:, :, 0, 0]
+    if layout == "stacked":
+        return array[:, 0]
     if layout == "depthwise":
         # Outputs of one channel are adjacent in both layouts; the caller splits them.
         return array[:, 0].transpose(1, 2, 0)
@@ -160,6 +167,8 @@ def from_keras(array: np.ndarray, layout: str, grid: tuple[int, int] | None = No
         return array[:, :, None, None]
     if layout == "depthwise":
         return array.reshape(*array.shape[:2], -1).transpose(2, 0, 1)[:, None]
+    if layout == "stacked":
+        return array[:, None]
     if layout == "map":
         return array.reshape(1, *grid, -1).transpose(0, 3, 1, 2)
     return array

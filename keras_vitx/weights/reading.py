@@ -24,8 +24,8 @@ from keras_vitx.text import needs_extra
 from keras_vitx.weights.names import is_head
 from keras_vitx.weights.transformers import REGISTERS, prefix_of, timm_names
 
-# Every network ends its blocks in this one; what precedes the name is a wrapper's.
-NORM = "norm.weight"
+# Every network has one of these behind its blocks; what precedes the name is a wrapper's.
+NORM = re.compile(r"((?:(?!.*\bblocks\.).+\.)?)(?:fc_)?norm\.weight")
 
 METADATA = ("size", "grid", "class_names", "preprocessing")
 
@@ -205,7 +205,7 @@ def _of_one_network(arrays: dict[str, StoredArray]) -> dict[str, StoredArray]:
     """
     if prefix_of(arrays) is not None:
         return _from_transformers(arrays)
-    prefixes = [name.removesuffix(NORM) for name in arrays if f".{name}".endswith(f".{NORM}")]
+    prefixes = dict.fromkeys(match[1] for name in arrays if (match := NORM.fullmatch(name)))
     prefixes = [
         one for one in prefixes if not any(one != two and one.startswith(two) for two in prefixes)
     ]
@@ -213,21 +213,28 @@ def _of_one_network(arrays: dict[str, StoredArray]) -> dict[str, StoredArray]:
     prefix, *others = averaged or prefixes or [""]
     if others:
         raise ValueError(f"it holds weights more than once: {prefix}*, {', '.join(others)}*")
+    return _in_timm(
+        {
+            name.removeprefix(prefix): array
+            for name, array in arrays.items()
+            if name.startswith(prefix)
+        }
+    )
+
+
+def _in_timm(arrays: dict[str, StoredArray], prefix: str | None = None) -> dict[str, StoredArray]:
+    """Return arrays by timm's names; see `timm_names`."""
     return {
-        name.removeprefix(prefix): array
-        for name, array in arrays.items()
-        if name.startswith(prefix)
+        name: _joined([arrays[part] for part in parts])
+        for name, parts in timm_names(arrays, prefix).items()
     }
 
 
 def _from_transformers(arrays: dict[str, StoredArray]) -> dict[str, StoredArray]:
     """Return the arrays of a Transformers checkpoint by timm's names."""
     prefix = prefix_of(arrays)
-    joined = {
-        name: _joined([arrays[part] for part in parts])
-        for name, parts in timm_names(arrays, prefix).items()
-    }
-    if prefix + REGISTERS in arrays:
+    joined = _in_timm(arrays, prefix)
+    if prefix + REGISTERS in arrays and "pos_embed" in joined:
         # As in timm, whose class token has the position of its own added.
         token, positions = joined["cls_token"].read, joined["pos_embed"]
         one, count, dim = positions.shape

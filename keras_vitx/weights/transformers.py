@@ -1,9 +1,9 @@
-"""Names in checkpoints of Hugging Face Transformers: ViT, DeiT and DINOv2."""
+"""Names in files of Hugging Face Transformers (ViT, DeiT, DINOv2 and 3), and of parts of arrays."""
 
 import re
 from collections.abc import Iterable
 
-PATCHES = "embeddings.patch_embeddings.projection.weight"
+PATCHES = re.compile(r"(.*)embeddings\.patch_embeddings\.(?:projection\.)?weight")
 REGISTERS = "embeddings.register_tokens"
 
 # Whole names, without a prefix such as "vit."; the first match wins. An empty name is of a weight
@@ -26,29 +26,48 @@ ROWS = (
     (r"encoder\.layer\.(\d+)\.(?:layernorm_after|norm2)\.(.+)", r"blocks.\1.norm2.\2"),
     (r"encoder\.layer\.(\d+)\.layer_scale([12])\.lambda1", r"blocks.\1.ls\2.gamma"),
     (r"encoder\.layer\.(\d+)\.(mlp\..+)", r"blocks.\1.\2"),
+    (r"embeddings\.patch_embeddings\.(weight|bias)", r"patch_embed.proj.\1"),
+    (r"(?:model\.)?layer\.(\d+)\.attention\.([qkv]_proj\..+)", r"blocks.\1.attn.\2"),
+    (r"(?:model\.)?layer\.(\d+)\.attention\.o_proj\.(.+)", r"blocks.\1.attn.proj.\2"),
+    (r"(?:model\.)?layer\.(\d+)\.layer_scale([12])\.lambda1", r"blocks.\1.gamma_\2"),
+    (r"(?:model\.)?layer\.(\d+)\.(norm[12]\..+)", r"blocks.\1.\2"),
+    (r"(?:model\.)?layer\.(\d+)\.mlp\.(?:gate|up)_proj\.(.+)", r"blocks.\1.mlp.fc1.\2"),
+    (r"(?:model\.)?layer\.(\d+)\.mlp\.down_proj\.(.+)", r"blocks.\1.mlp.fc2.\2"),
 )  # fmt: skip
+# Names of timm's whose arrays are parts of one: EVA-02-B and L, DINOv3-S+.
+JOINED = (
+    (r"(blocks\.\d+\.attn)\.[qkv]_proj\.weight", r"\1.qkv.weight"),
+    (r"(blocks\.\d+\.attn)\.([qv])_proj\.bias", r"\1.\2_bias"),
+    (r"(blocks\.\d+\.mlp)\.fc1_[gx]\.(.+)", r"\1.fc1.\2"),
+)
 # Parts of one matrix, in timm's order.
-PARTS = ("query", "key", "value")
+PARTS = ("query|q_proj|gate_proj|fc1_g", "key|k_proj|up_proj|fc1_x", "value|v_proj")
 
 
 def prefix_of(names: Iterable[str]) -> str | None:
     """Return what precedes the names of Transformers, often empty; None for names of others."""
-    return next((name[: -len(PATCHES)] for name in names if name.endswith(PATCHES)), None)
+    return next((match[1] for name in names if (match := PATCHES.fullmatch(name))), None)
 
 
-def timm_names(names: Iterable[str], prefix: str) -> dict[str, list[str]]:
-    """Return timm's names, each with Transformers' names of its parts along the first axis."""
+def timm_names(names: Iterable[str], prefix: str | None) -> dict[str, list[str]]:
+    """Return timm's names, each with the names in the file of its parts along the first axis.
+
+    `prefix` is that of Transformers' names; None is for timm's.
+    """
     joined: dict[str, list[str]] = {}
     for name in sorted(names, key=_part):
-        short = name.removeprefix(prefix)
-        for pattern, replacement in ROWS:
-            if match := re.fullmatch(pattern, short):
-                short = match.expand(replacement)
-                break
-        if short:
+        short = name
+        if prefix is not None:
+            short = _renamed(name.removeprefix(prefix), ROWS)
+        if short := _renamed(short, JOINED):
             joined.setdefault(short, []).append(name)
     return joined
 
 
+def _renamed(name: str, rows: Iterable[tuple[str, str]]) -> str:
+    matches = ((re.fullmatch(pattern, name), new) for pattern, new in rows)
+    return next((match.expand(new) for match, new in matches if match), name)
+
+
 def _part(name: str) -> int:
-    return next((i for i, part in enumerate(PARTS) if f".{part}." in name), 0)
+    return next((i for i, part in enumerate(PARTS) if re.search(rf"\.(?:{part})\.", name)), 0)

@@ -12,7 +12,7 @@ ERRORS = {
         "`kernel_size` must be odd. Received: 2": lambda: LocalMapConvolution(2),
         "`kernel_size` must ... 4": lambda: kvl.ResidualRefinement(kernel_size=4),
         "`constraint` must be one of ... Received: 'rows'": lambda: LocalMapConvolution(3, "rows"),
-        "`num_heads` must be a square ... Received: num_heads=6": (
+        "`num_heads` must be a square...Received: num_heads=6": (
             lambda: kvl.GatedPositionalAttention(6)
         ),
         "`conv_start` must be one of ... Received: 'half'": lambda: kvl.PositionalAttention(

@@ -51,7 +51,7 @@ ERRORS = {
         "`pooling` ... several tokens ... Received: 'avg'": made(
             "ViT", distillation_token=True, pooling="avg"
         ),
-        "`num_heads` must be a square ... Received: num_heads=2": made("ConViT", num_heads=2),
+        "`num_heads` must be a square...Received: num_heads=2": made("ConViT", num_heads=2),
         "`local_depth` ... Received: local_depth=4, depth=3": made("ConViT", local_depth=4),
         "never sees ... Received: local_depth=3, pooling=None": made("ConViT", local_depth=3),
         "`re_attention_depth` must be at most 2 ... Received: 3": made(

@@ -92,6 +92,12 @@ def from_checkout(repository, module):
 
 VIT = "vision_transformer", "VisionTransformer"
 DEIT3 = {**THREE, "no_embed_class": True}
+ROTARY = {**THREE, "use_rot_pos_emb": True}
+ROPE = {"attn_type": "rope", "rope_grid_indexing": "xy", "rope_temperature": 100.0}
+DINOV3 = {"rope_type": "dinov3", "rope_rotate_half": True, "num_reg_tokens": 4, "qkv_bias": False}
+DINOV3 |= {"rope_temperature": 100.0, "use_abs_pos_emb": False}
+DINOV3 |= {"norm_layer": partial(torch.nn.LayerNorm, eps=1e-5), "use_fc_norm": False}
+EVA02 = {"mlp_ratio": 8 / 3, "swiglu_mlp": True, "ref_feat_shape": (6, 6)}
 PIT = {"base_dims": (12, 12), "depth": (1, 2), "heads": (2, 4), "patch_size": 8, "stride": 7}
 TIMM = {
     "cait": timm("cait", "Cait", **SMALL),
@@ -100,6 +106,17 @@ TIMM = {
     "vit": timm(*VIT, **THREE),
     "deit3": timm(*VIT, **DEIT3, init_values=1e-6),
     "dinov2": timm(*VIT, **DEIT3, init_values=1e-5, reg_tokens=4),
+    "siglip": timm(*VIT, **THREE, class_token=False, global_pool="map"),
+    "rope_vit": timm(
+        *("eva", "Eva"),
+        **ROTARY,
+        **ROPE,
+        init_values=1e-5,
+        global_pool="token",
+        no_embed_class=True,
+    ),
+    "dinov3": timm("eva", "Eva", **ROTARY, **DINOV3, init_values=1e-5, global_pool="token"),
+    "eva02": timm("eva", "Eva", **ROTARY, **EVA02),
     "cb_vit": cb_vit,
     "deit_distilled": timm("deit", "VisionTransformerDistilled", **THREE),
     "mixer": timm("mlp_mixer", "MlpMixer", **COMMON, patch_size=8, embed_dim=24, num_blocks=3),

@@ -57,7 +57,7 @@ ONE_STAGE = {
     "`depth` must be ... Received: 0": {"depth": 0},
 }
 HEADS = {
-    "`num_heads` must divide `dim`. Received: num_heads=3, dim=8": {"num_heads": 3},
+    "`num_heads` must divide `dim`. Received: num_heads=3": {"num_heads": 3},
     "`num_heads` must be ... Received: 0": {"num_heads": 0},
 }
 

@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 from harness import BACKEND, FAMILIES, array, close, compiled, numbers
 
-import keras_vitx as kv
 from keras_vitx.layers import ClassToken, DenseHead, DistilledHead, PatchEmbedding
 from keras_vitx.losses import PerHead, SmoothedCrossentropy, SoftDistillation
 from keras_vitx.models import Chain
@@ -183,22 +182,6 @@ def test_weights_of_one_loss():
         close(model.train_on_batch(IMAGES, CLASS), expected)
 
 
-def test_attributes_that_other_libraries_have():
-    model = kv.CaiT(8, 2, 2, patch_size=8, input_shape=(16, 32, 3), classes=3)
-    assert (model.num_features, model.patch_size, model.num_prefix_tokens) == (8, 8, 1)
-    assert (model.depth, model.num_heads) == (4, 2)
-    pit = FAMILIES["PiT"]()
-    assert pit.num_features == pit.get_layer("head").input.shape[-1]
-    assert FAMILIES["Mixer"]().num_heads is None
-    registers = kv.ViT(8, 1, 2, patch_size=8, input_shape=(16, 16, 3), register_tokens=4)
-    assert registers.num_prefix_tokens == 5
-    bare = Chain([keras.layers.Flatten()], (4, 4, 1))
-    assert (bare.num_features, bare.num_prefix_tokens, bare.depth) == (None, None, 0)
-    model.set_drop_path(0.3)
-    assert [block.drop_path for block in model.blocks] == [0.0, 0.3, 0.0, 0.0]
-
-
-# keras-team/keras#20015
 @pytest.mark.parametrize("name", ("call", "compute_loss", "compute_metrics"))
 def test_a_method_of_a_subclass_gets_the_prediction(name):
     shapes = []

@@ -174,7 +174,7 @@ def test_input_tensor(family):
 def test_without_a_classifier(family):
     make = FAMILIES[family]
     tokens = make(include_top=False)
-    width = 16 if family == "PiT" else 8
+    width = 16 if family in ("PiT", "RotaryViT") else 8
     assert tokens.output_shape == (None, 4 + (family != "Mixer"), width)
     assert tokens.layers[-1].name == "norm"
     y = array(tokens(IMAGES))

@@ -27,10 +27,10 @@ COUNTS = {name: int(cells[-1].replace(",", "")) for name, cells in SIZES.items()
 GMACS = {name: gmacs for name, *_, gmacs in ROWS if gmacs}
 HEAD = """# Written by `make sizes` from the signatures at run time; a test compares them.
 # fmt: off
-# ruff: noqa: E501
+# ruff: noqa: E501, UP007
 import os
-from collections.abc import Callable, Collection, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Literal, Protocol, Union
 
 import keras
 
@@ -39,6 +39,7 @@ from keras_vitx.models.chain import Chain
 """
 PLACES = {
     "collections.abc.": "",
+    "typing.": "",
     "keras.src.initializers.initializer.": "keras.initializers.",
     "keras.src.layers.layer.": "keras.layers.",
 }

@@ -15,6 +15,9 @@ COMMON = {
 }
 MLP_SIZE = {"intermediate_size": 96}
 NO_POSITION = {"layer_scale": 1.0, "class_position": False, "register_tokens": 4}
+DINOV3 = {"rotary": {"halves": True, "centered": True}, "qkv_bias": "qv", "include_top": False}
+DINOV3 |= {"register_tokens": 4}
+OF_DINOV3 = MLP_SIZE | {"num_register_tokens": 4}
 # Class in Transformers, config, ours.
 NETWORKS = {
     "vit": ("ViTForImageClassification", MLP_SIZE, {"classes": 5}),
@@ -29,6 +32,12 @@ NETWORKS = {
         "Dinov2WithRegistersModel",
         {"num_register_tokens": 4},
         {"include_top": False, **NO_POSITION},
+    ),
+    "dinov3": ("DINOv3ViTModel", OF_DINOV3, DINOV3),
+    "dinov3_gated": (
+        "DINOv3ViTModel",
+        OF_DINOV3 | {"use_gated_mlp": True, "hidden_act": "silu"},
+        DINOV3 | {"gated_mlp": True},
     ),
 }
 
@@ -49,7 +58,8 @@ def test_a_file_of_transformers(network, tmp_path, timm):
     expected = getattr(expected, "logits", getattr(expected, "last_hidden_state", None)).numpy()
     theirs.save_pretrained(tmp_path)
     path = tmp_path / "model.safetensors"
-    model = kv.ViT(**SMALL, **ours, classifier_activation=None, weights=path)
+    family = kv.RotaryViT if "rotary" in ours else kv.ViT
+    model = family(**SMALL, **ours, classifier_activation=None, weights=path)
     close(array(model(images.permute(0, 2, 3, 1).numpy(), training=False)), expected)
 
 

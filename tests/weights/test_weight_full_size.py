@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from harness import array, close, numbers, same_weights
+from harness import BACKEND, array, close, numbers, same_weights
 
 import keras_vitx as kv
 from keras_vitx.weights import to_checkpoint
@@ -97,6 +97,51 @@ def test_logits_on_another_grid(timm, written, name):
     theirs.load_state_dict(state)
     ours = constructor(weights=path, input_shape=(*size, 3), classifier_activation=None, **in_ours)
     check_logits(ours, theirs, size)
+
+
+HEADLESS = {"include_top": False}
+TODAY = {
+    "vit_small_patch16_rope_224": (kv.RoPEViT_S, {}),
+    "vit_small_patch16_rope_mixed_ape_224": (kv.RoPEViT_S_Mixed_APE, {}),
+    "vit_small_patch16_dinov3": (kv.DINOv3_S, HEADLESS | {"pooling": "avg"}),
+    "vit_small_plus_patch16_dinov3_qkvb": (
+        kv.DINOv3_S_Plus,
+        HEADLESS | {"pooling": "avg", "qkv_bias": "qv"},
+    ),
+    "eva02_tiny_patch14_224": (kv.EVA02_Ti, HEADLESS | {"pooling": "avg"}),
+    "eva02_base_patch14_224": (kv.EVA02_B, HEADLESS | {"pooling": "avg"}),
+    "vit_base_patch16_siglip_gap_224": (kv.SigLIP2_B, HEADLESS | {"pooling": "avg"}),
+}
+
+
+@pytest.mark.parametrize("name", TODAY)
+def test_todays_backbones(written, name):
+    import torch
+
+    constructor, arguments = TODAY[name]
+    theirs, path = written(name, **TWO, **({"num_classes": 0} if arguments else {}))
+    side = theirs.patch_embed.patch_size[0]
+    for size in (theirs.patch_embed.img_size, (3 * side, 5 * side)):
+        theirs.set_input_size(size)
+        given = TWO | {"input_shape": (*size, 3), "weights": path, "classifier_activation": None}
+        ours = constructor(**given | arguments)
+        images = torch.tensor(numbers((2, 3, *size))).requires_grad_()
+        expected = theirs(images)
+        (slope,) = torch.autograd.grad(expected.square().sum(), images)
+        channels_last = images.detach().permute(0, 2, 3, 1)
+        if BACKEND != "torch":
+            found = ours(channels_last.numpy(), training=False)
+        else:
+            found = ours(channels_last.requires_grad_(), training=False)
+            (found_slope,) = torch.autograd.grad(found.square().sum(), channels_last)
+            close(found_slope.permute(0, 3, 1, 2).numpy(), slope.numpy())
+        close(array(found), expected.detach().numpy())
+        if size == theirs.patch_embed.img_size and "rope" in name:
+            tokens = constructor(**given | arguments | HEADLESS)
+            close(
+                array(tokens(channels_last.detach().numpy())),
+                theirs.forward_features(images).detach().numpy(),
+            )
 
 
 def test_context_broadcasting_starts_from_deit(written):

@@ -1,0 +1,103 @@
+"""RoPE-ViT, DINOv3 and EVA-02: vision transformers with rotary positions.
+
+Heo et al., 2024, arXiv 2403.13298; Siméoni et al., 2025, arXiv 2508.10104; Fang et al., 2023, arXiv
+2303.11331. The weights of DINOv3 have a license of their own, with conditions:
+https://ai.meta.com/resources/models-and-libraries/dinov3-license.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from keras_vitx.checks import check_argument, check_counts
+from keras_vitx.layers import (
+    MLP,
+    Attention,
+    PatchEmbedding,
+    PositionEmbedding,
+    RegisterTokens,
+    RotaryEmbedding,
+)
+from keras_vitx.models.arguments import Layers, ModelArguments
+from keras_vitx.models.build import family
+from keras_vitx.models.common import check_heads, class_tokens, last_norm
+from keras_vitx.preprocessing import IMAGENET_DEFAULT
+from keras_vitx.weights.names import Row, Table
+
+CHECKPOINT = Table(
+    rows=(
+        Row(r"(.+)/ls([12])/gamma", r"\1/gamma_\2"),
+        Row(r"blocks\.\d+/attn/rope/freqs", r"rope/freqs", "stacked"),
+    ),
+    of_head=("fc_norm",),
+)
+
+
+@family(IMAGENET_DEFAULT.replace(crop_ratio=0.9), CHECKPOINT)
+def RotaryViT(
+    args: ModelArguments,
+    dim: int,
+    depth: int,
+    num_heads: int,
+    rotary: Mapping[str, Any] | None = None,
+    mlp_ratio: float = 4.0,
+    gated_mlp: bool = False,
+    mlp_norm: bool = False,
+    qkv_bias: bool | str = True,
+    positions: str | None = None,
+    register_tokens: int = 0,
+    layer_scale: float | None = 1e-5,
+    mean_pooling: bool = False,
+    epsilon: float = 1e-6,
+    patch_size: int = 16,
+) -> Layers:
+    """A ViT whose queries and keys are rotated by the positions of their patches.
+
+        >>> kv.RotaryViT(dim=16, depth=2, num_heads=2, patch_size=8, input_shape=(16, 16, 3))
+
+    Args:
+        dim, depth, num_heads: As in `ViT`; 4 must divide the size of a head.
+        rotary: Arguments of `RotaryEmbedding`.
+        mlp_ratio: As in `ViT`.
+        gated_mlp: Whether the MLPs are gated (DINOv3-S+, EVA-02).
+        mlp_norm: Whether the hidden units of an MLP are normalized (EVA-02-B and L).
+        qkv_bias: As in `Attention`. timm's files of DINOv3 have no bias, unless they are named
+            `qkvb`; Transformers' have one of `"qv"`.
+        positions: What has learned positions, too: `"patches"` (RoPE-ViT, Section 4.1), or
+            `"tokens"`, also the class token (EVA-02).
+        register_tokens, layer_scale: As in `ViT`.
+        mean_pooling: Whether a classifier reads the mean of the patches, which is normalized after
+            it is taken (EVA-02). All tokens are then those of the last block, not normalized.
+        epsilon: Epsilon of the norms.
+        patch_size: As in `ViT`.
+    """
+    grid = args.grid(patch_size)
+    check_heads(dim, num_heads)
+    check_counts(minimum=0, register_tokens=register_tokens)
+    check_argument("positions", positions, Literal["patches", "tokens"] | None)
+
+    def own_attention(index: int):
+        rope = RotaryEmbedding(**(rotary or {}), name="rope")
+        return Attention(num_heads, on_queries_keys=[rope], qkv_bias=qkv_bias)
+
+    def own_mlp(index: int):
+        norm = [last_norm(epsilon)] if mlp_norm else []
+        kind = {"activation": "silu", "gated": True} if gated_mlp else {}
+        return MLP(mlp_ratio, dropout=args.dropout, on_hidden=norm, **kind)
+
+    registers = [RegisterTokens(register_tokens, name="reg_token")] if register_tokens else []
+    prefix = [*registers, *class_tokens()]
+    learned = PositionEmbedding(
+        grid, register_tokens + 1 if positions == "tokens" else 0, name="pos_embed"
+    )
+    placed = {None: prefix, "patches": [learned, *prefix], "tokens": [*prefix, learned]}
+    return [
+        PatchEmbedding(dim, patch_size, name="patch_embed"),
+        *placed[positions],
+        *args.blocks(own_attention, own_mlp, depth, layer_scale=layer_scale, epsilon=epsilon),
+        *([] if mean_pooling else [last_norm(epsilon)]),
+        *args.head(
+            num_register_tokens=register_tokens,
+            default_pooling="avg" if mean_pooling else "token",
+            after_pooling=[last_norm(epsilon, "fc_norm")] if mean_pooling else [],
+        ),
+    ]
