@@ -150,20 +150,12 @@ def variant(
 
 
 def list_models(pattern: str = "*") -> list[str]:
-    """Return the names of the sizes that match `pattern`, in order of registration.
-
-    Args:
-        pattern: Shell pattern, e.g. `"CaiT_S*"`; case does not matter.
-    """
+    """Return the names of the sizes that match a shell pattern, e.g. `"CaiT_S*"`, in any case."""
     return [name for name in MODELS if fnmatch.fnmatch(name.lower(), pattern.lower())]
 
 
 def create_model(name: str, **arguments: Any) -> keras.Model:
-    """Return a model of the size `name`, made with `arguments`.
-
-    Raises:
-        ValueError: if no size has that name; the message suggests the nearest ones.
-    """
+    """Return a model of the size `name`; a ValueError suggests the nearest to an unknown one."""
     if name not in MODELS:
         raise ValueError(f"No model is named {name!r}. {nearest(name, MODELS)}")
     return MODELS[name](**arguments)

@@ -71,7 +71,9 @@ def RefinedViT(
         ... patch_size=8, input_shape=(16, 16, 3))
 
     Args:
-        dim, depth, num_heads: As in `ViT`.
+        dim: Width of a token.
+        depth: Number of blocks.
+        num_heads: Number of heads, a divisor of `dim`.
         expansion: Number of maps per head inside the refiner, at least 1 (Table 1).
         kernel_size: Side of the refiner's convolution, odd (Figure 6).
         mlp_ratio: Hidden width of an MLP divided by `dim`.
