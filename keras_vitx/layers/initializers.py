@@ -1,33 +1,9 @@
 """Weight initializers of the released code, by name."""
 
-import contextlib
-import contextvars
-from collections.abc import Callable, Iterator, Sequence
 from numbers import Real
 
 import keras
 import numpy as np
-
-_DRAWS = contextvars.ContextVar("draws", default=True)
-
-
-@contextlib.contextmanager
-def without_drawing() -> Iterator[None]:
-    """Let `Normal` and `Uniform` return zeros, for a model whose weights are loaded next."""
-    token = _DRAWS.set(False)
-    try:
-        yield
-    finally:
-        _DRAWS.reset(token)
-
-
-def start_anew(layers: Sequence[keras.layers.Layer]) -> None:
-    """Assign new initial values to the kernels and the biases of `layers`."""
-    for layer in layers:
-        for name in ("kernel", "bias"):
-            variable, start = (getattr(layer, each, None) for each in (name, f"{name}_initializer"))
-            if variable is not None and start is not None:
-                variable.assign(start(variable.shape, variable.dtype))
 
 
 @keras.saving.register_keras_serializable(package="keras_vitx")
@@ -38,7 +14,7 @@ class Normal(keras.initializers.RandomNormal):
     """
 
     def __call__(self, shape, dtype=None):
-        drawn = _drawn(np.random.default_rng(self.seed).standard_normal, shape)
+        drawn = np.random.default_rng(self.seed).standard_normal(shape, "float32")
         return keras.ops.convert_to_tensor(self.mean + self.stddev * drawn, dtype)
 
 
@@ -47,12 +23,8 @@ class Uniform(keras.initializers.RandomUniform):
     """Keras's `RandomUniform`, drawn by NumPy as in `Normal`."""
 
     def __call__(self, shape, dtype=None):
-        drawn = _drawn(np.random.default_rng(self.seed).random, shape)
+        drawn = np.random.default_rng(self.seed).random(shape, "float32")
         return keras.ops.convert_to_tensor(self.minval + (self.maxval - self.minval) * drawn, dtype)
-
-
-def _drawn(draw: Callable[..., np.ndarray], shape: Sequence[int]) -> np.ndarray:
-    return draw(shape, "float32") if _DRAWS.get() else np.zeros(shape, "float32")
 
 
 def normal(stddev: float = 0.02) -> keras.initializers.Initializer:

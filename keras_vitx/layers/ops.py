@@ -176,18 +176,9 @@ def remat(function, mode, in_loop=False):
 KERNELS = {
     "tensorflow": ("mix_heads",),
     "torch": (
-        *("shape", "reshape", "transpose", "split", "matmul", "cast"),
-        *(
-            "call",
-            "logits",
-            "softmax",
-            "fused_attention",
-            "mix_heads",
-            "convolve_maps",
-            "pad",
-            "gelu",
-        ),
-        *("by_images", "drop_path_mask", "scalars_on_device"),
+        *("shape", "reshape", "transpose", "split", "matmul", "cast", "call", "logits", "softmax"),
+        *("fused_attention", "by_images", "mix_heads", "convolve_maps", "pad", "gelu"),
+        *("drop_path_mask", "scalars_on_device"),
     ),
     "jax": (
         *("call", "fused_attention", "mix_heads", "convolve_maps", "depthwise_conv", "gelu"),

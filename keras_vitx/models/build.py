@@ -18,9 +18,7 @@ import keras
 
 from keras_vitx import weights as checkpoints
 from keras_vitx.checks import check_counts
-from keras_vitx.keras_internals import sublayers
 from keras_vitx.layers import ImagePreprocessing
-from keras_vitx.layers.initializers import start_anew, without_drawing
 from keras_vitx.models.arguments import Layers, ModelArguments, to_python
 from keras_vitx.models.chain import Chain
 from keras_vitx.preprocessing import IMAGENET_DEFAULT, ModelInput, Preprocessing
@@ -227,8 +225,6 @@ def _model(
 
     # Without `classes`, the file determines them.
     is_open = "classes" not in passed and "classes" not in overrides
-    # Whatever a strict file lacks is the classifier's.
-    is_filled = source is not None and network.strict
     preprocessing = named.preprocessing.for_channels(shape[-1])
     with checkpoints.open_source(source) as file:
         if is_open and file is not None and file.classes not in (None, network.classes):
@@ -237,23 +233,20 @@ def _model(
         if network.include_preprocessing:
             statistics = preprocessing.mean, preprocessing.std
             layers = [ImagePreprocessing(shape[:2], *statistics, name="preprocessing"), *layers]
-        with without_drawing() if is_filled else contextlib.nullcontext():
-            model = Chain(
-                layers,
-                shape,
-                family=family.__name__,
-                preprocessing=preprocessing,
-                remat=network.remat,
-                size=named.__name__,
-                arguments=_as_json({**passed, **overrides, "classes": network.classes}),
-                dtype=network.dtype,
-                input_tensor=tensor if is_input else None,
-                name=network.name or named.__name__,
-            )
+        model = Chain(
+            layers,
+            shape,
+            family=family.__name__,
+            preprocessing=preprocessing,
+            remat=network.remat,
+            size=named.__name__,
+            arguments=_as_json({**passed, **overrides, "classes": network.classes}),
+            dtype=network.dtype,
+            input_tensor=tensor if is_input else None,
+            name=network.name or named.__name__,
+        )
         if file is not None:
             checkpoints.load(model, file, source.weights, network.strict)
-    if is_filled and network.include_top and not model.head_loaded:
-        start_anew(sublayers(model.logit_layers[-1]))
     if tensor is None or is_input:
         return model
     inputs = sources[0] if len(sources) == 1 else sources

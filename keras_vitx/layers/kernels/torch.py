@@ -269,10 +269,6 @@ class _ScalarsOnDevice(torch.overrides.TorchFunctionMode):
         copies = function is torch.as_tensor and isinstance(args[0], host) and "dtype" in kwargs
         if copies and np.size(args[0]) == 1:
             return torch.full(np.shape(args[0]), np.asarray(args[0]).item(), **kwargs)
-        if copies and 1 < np.size(args[0]) <= 4 and np.ndim(args[0]) == 1:
-            # The shape of a loss per pixel.
-            numbers = np.asarray(args[0]).tolist()
-            return torch.stack([torch.full((), number, **kwargs) for number in numbers])
         if function is ADD_TO_ALL and isinstance(args[1], torch.Tensor):
             # Of AdamW's epsilon, which PyTorch would read to the host.
             return ADD_TENSOR_TO_ALL(*args)
