@@ -8,6 +8,7 @@ import keras
 from keras_vitx.checks import check_argument
 from keras_vitx.layers import ops
 from keras_vitx.layers.base import Layer, build_all, register
+from keras_vitx.layers.normalizers import NORMALIZERS
 from keras_vitx.layers.recording import is_recording, record
 
 
@@ -20,8 +21,8 @@ class Attention(Layer):
     where $d$ is the size of a head, $l$ are the layers of `on_logits` and $w$ those of
     `on_weights`, in order; those of `on_queries_keys` change $Q$ and $K$ before. The softmax is
     computed in float32 in every precision. Layers of `on_weights` may change the number of maps;
-    there is one value head per final map. With neither layers over maps nor dropout, and no maps
-    requested, the backend's fused attention runs instead, unless
+    there is one value head per final map. With the softmax, neither layers over maps nor dropout,
+    and no maps requested, the backend's fused attention runs instead, unless
     `keras.config.disable_flash_attention()` turns it off (it may have no second derivative).
 
     Input: `(batch, tokens, dim)`. Output: the same shape; with `return_attention_scores=True`, a
@@ -50,6 +51,12 @@ class Attention(Layer):
         dropout: Dropout rate of the maps.
         proj_dropout: Dropout rate of the output projection.
         initialization: Initial weights of the projections, as in `keras_vitx.layers.initializers`.
+        normalizer: What makes maps of logits: `"softmax"`, or one of `layers.normalizers`:
+            `"off_by_one"`, `"sigmoid"`, `"relu"`, `"softpick"`, `"sparsemax"`, `"entmax15"`. Rows
+            sum to 1 with the softmax and the last two.
+        gate: Whether the values are multiplied by $\sigma(x W_g + b_g)$ before the projection, one
+            number per token and `"head"`, or per `"element"` (Qiu et al., 2025, arXiv 2505.06708).
+            $b_g$ starts at 4: gates start open.
 
     Raises:
         ValueError: at build, if `num_heads` does not divide `dim`.
@@ -68,10 +75,14 @@ class Attention(Layer):
         dropout: float = 0.0,
         proj_dropout: float = 0.0,
         initialization: str = "normal",
+        normalizer: str = "softmax",
+        gate: str | None = None,
         **kwargs,
     ):
         super().__init__(**kwargs)
         check_argument("qkv_bias", qkv_bias, Literal[True, False, "qv"])
+        check_argument("normalizer", normalizer, Literal["softmax", *NORMALIZERS])
+        check_argument("gate", gate, Literal["head", "element"] | None)
         self.num_heads = num_heads
         self.head_size = head_size
         self.on_input = list(on_input)
@@ -83,10 +94,11 @@ class Attention(Layer):
         self.dropout = dropout
         self.proj_dropout = proj_dropout
         self.initialization = initialization
-        self.attn_drop = keras.layers.Dropout(dropout, dtype=self.dtype_policy, name="attn_drop")
-        self.proj_drop = keras.layers.Dropout(
-            proj_dropout, dtype=self.dtype_policy, name="proj_drop"
-        )
+        self.normalizer = normalizer
+        self.gate = gate
+        dtype = self.dtype_policy
+        self.attn_drop = keras.layers.Dropout(dropout, dtype=dtype, name="attn_drop")
+        self.proj_drop = keras.layers.Dropout(proj_dropout, dtype=dtype, name="proj_drop")
 
     def call(self, x, training=False, return_attention_scores=False, attention_mask=None):
         x = self.run_all(self.on_input, x, training)
@@ -94,7 +106,8 @@ class Attention(Layer):
         query, key = self.run_all(self.on_queries_keys, (query, key), training)
         mask = as_mask(attention_mask, value)
         drops = training and self.attn_drop.rate
-        changes_maps = self.fused is None or self.on_logits or self.on_weights or drops
+        is_plain = self.fused is not None and self.normalizer == "softmax"
+        changes_maps = not is_plain or self.on_logits or self.on_weights or drops
         if return_attention_scores or is_recording() or (changes_maps and training):
             maps = self.maps_of(query, key, training, mask)
             y = self.aggregate(maps, value, training)
@@ -136,7 +149,9 @@ class Attention(Layer):
 
     def softmax_of(self, logits, dtype):
         """Return the maps of logits, in a dtype; the logits of masked keys are very negative."""
-        return ops.softmax(logits, dtype)
+        if self.normalizer == "softmax":
+            return ops.softmax(logits, dtype)
+        return ops.cast(NORMALIZERS[self.normalizer](ops.at_least_float32(logits)), dtype)
 
     def maps_of(self, query, key, training=False, mask=None):
         """Return the maps that multiply the values, `(batch, heads, queries, keys)`."""
@@ -163,11 +178,11 @@ class Attention(Layer):
         return ops.attention(query, key, value, mask, training)
 
     def gated(self, y, x, training=False):
-        """Return the values of all heads, `(batch, queries, heads, size)`, in view of the tokens.
-
-        `x`, `(batch, tokens, dim)`, is what the projections read. Here, `y` is returned as it is.
-        """
-        return y
+        """Return `y`, `(batch, queries, heads, size)`, times the gates of the tokens `x`."""
+        if self.gate_proj is None:
+            return y
+        gates = ops.sigmoid(self.run(self.gate_proj, x[:, : y.shape[1]], training))
+        return y * (gates[..., None] if self.gate == "head" else self.split_heads(gates))
 
     def project(self, y, training=False):
         """Project the aggregated values of all heads to the output of the layer."""
@@ -194,6 +209,9 @@ class Attention(Layer):
             layer.build([(None, count, self.num_heads, self.size) for count in (queries, keys)])
         self.proj = self.dense(dim, "proj", (None, queries, self.value_width))
         self.build_projections(input_shape)
+        units = {"head": heads, "element": self.value_width}.get(self.gate)
+        start = {"bias_initializer": keras.initializers.Constant(4.0)}
+        self.gate_proj = units and self.dense(units, "gate", (None, queries, dim), **start)
 
     def maps_shape(self, tokens):
         """Return the shape of the maps for a number of tokens, or None."""

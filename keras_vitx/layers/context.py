@@ -10,7 +10,7 @@ from keras_vitx.layers.base import Layer, register
 from keras_vitx.layers.initializers import start_from
 from keras_vitx.layers.maps import MapLayer
 
-CONTEXTS = ("mean", "max", "class", "class_product", "class_and_mean")
+Context = Literal["mean", "max", "class", "class_product", "class_and_mean"]
 
 
 @register
@@ -30,8 +30,8 @@ class ContextBroadcasting(Layer):
             $y_i = x_i \odot x_0$ for every other token (our reading of Tables 13 and 14, whose
             formula is lost); `"class_and_mean"`, $(x_0 + \bar x) / 2$, our interpretation of their
             combination.
-        scale: Initial value of $\Lambda$, a number or an initializer; None is no $\Lambda$, as in
-            `"class_product"`.
+        scale: Initial value of $\Lambda$, a number or an initializer; None is no $\Lambda$. It has
+            no effect on `"class_product"`.
         halve: Whether the sum is halved; by default only without a `scale`.
     """
 
@@ -43,12 +43,7 @@ class ContextBroadcasting(Layer):
         **kwargs,
     ):
         super().__init__(**kwargs)
-        check_argument("context", context, Literal[CONTEXTS])
-        if context == "class_product" and scale is not None:
-            raise ValueError(
-                "`scale` must be None with context='class_product', which adds no context. "
-                f"Received: scale={scale!r}."
-            )
+        check_argument("context", context, Context)
         self.context = context
         self.scale = scale
         self.halve = halve
@@ -56,9 +51,7 @@ class ContextBroadcasting(Layer):
     def build(self, input_shape):
         if self.scale is not None:
             start = start_from(self.scale)
-            self.scaling = self.add_weight(
-                name="scaling", shape=(input_shape[-1],), initializer=start
-            )
+            self.scaling = self.add_weight((input_shape[-1],), start, name="scaling")
 
     def compute_output_shape(self, input_shape):
         return input_shape

@@ -162,11 +162,9 @@ class GatedPositionalAttention(PositionalAttention):
         self.learn_gates = learn_gates
 
     def build(self, input_shape):
+        start = keras.initializers.Constant(self.gate)
         self.gating_param = self.add_weight(
-            name="gating_param",
-            shape=(self.num_heads,),
-            initializer=keras.initializers.Constant(self.gate),
-            trainable=self.learn_gates,
+            (self.num_heads,), start, trainable=self.learn_gates, name="gating_param"
         )
         super().build(input_shape)
 

@@ -31,14 +31,14 @@ class ReAttention(MapLayer):
         self.normalize = normalize
 
     def build(self, input_shape):
-        heads = input_shape[1]
+        heads, dtype = input_shape[1], self.dtype_policy
         self.reatten_matrix = convolution_1x1(
-            heads, heads, use_bias=True, dtype=self.dtype_policy, name="reatten_matrix"
+            heads, heads, True, dtype=dtype, name="reatten_matrix"
         )
         self.reatten_matrix.build(input_shape)
         self.var_norm = None
         if self.normalize:
-            self.var_norm = MapNormalization(dtype=self.dtype_policy, name="var_norm")
+            self.var_norm = MapNormalization(dtype=dtype, name="var_norm")
             self.var_norm.build(input_shape)
 
     def call(self, maps, training=False):
@@ -51,13 +51,7 @@ class ReAttention(MapLayer):
 def DeepAttention(
     num_heads: int, map_scale: float = 1.0, normalize: bool = True, **kwargs
 ) -> Attention:
-    """Attention with `ReAttention` over its maps (DeepViT, Section 4.2).
-
-    Args:
-        num_heads: Number of heads.
-        map_scale, normalize: As in `ReAttention`.
-        **kwargs: Further arguments of `Attention`.
-    """
+    """Attention with `ReAttention` over its maps (DeepViT, Section 4.2); arguments of both."""
     layer = ReAttention(map_scale, normalize, name="re_attention", dtype=kwargs.get("dtype"))
     return Attention(num_heads, on_weights=[layer], **kwargs)
 

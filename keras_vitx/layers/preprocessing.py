@@ -105,15 +105,7 @@ class ImagePreprocessing(Layer):
 
     @classmethod
     def of(cls, model: Any, **changes: Any) -> "ImagePreprocessing":
-        """Return the layer that preprocesses images for `model`.
-
-        Args:
-            model: A model of the zoo, or any object with `input_shape` and `preprocessing`.
-            **changes: Arguments that replace the model's, e.g. `crop_ratio=1.13`.
-
-        Raises:
-            ValueError: if either attribute is missing.
-        """
+        """Return the layer that preprocesses images for `model`, with changed arguments."""
         images = ModelInput.of(model)
         return cls(**{"size": images.size, **images.preprocessing.to_dict(), **changes})
 

@@ -181,11 +181,7 @@ def RefinedAttention(
     """Attention with `Refinement`, the paper's refiner, over its maps (Refiner, Section 3.4).
 
     With `expansion=1` and `kernel_size=1`, this is talking heads after the softmax only.
-
-    Args:
-        num_heads: Number of heads.
-        expansion, kernel_size, reduction, constraint, grid: As in `Refinement`.
-        **kwargs: Further arguments of `Attention`.
+    The arguments are those of `Refinement` and of `Attention`.
     """
     own = {"name": "refinement", "dtype": kwargs.get("dtype")}
     layer = Refinement(expansion, kernel_size, reduction, constraint, grid, **own)

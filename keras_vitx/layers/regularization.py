@@ -40,16 +40,14 @@ class LayerScale(Layer):
     def build(self, input_shape):
         if self.init is not None:
             shape = (1,) if self.scalar else (input_shape[-1],)
-            start = start_from(self.init)
-            self.gamma = self.add_weight(name="gamma", shape=shape, initializer=start)
+            self.gamma = self.add_weight(shape, start_from(self.init), name="gamma")
 
     def compute_output_shape(self, input_shape):
         return input_shape
 
     def call(self, x):
         y = x if self.gamma is None else x * self.gamma
-        y = y if self.divisor == 1 else y / self.divisor
-        return record(self.name, y)
+        return record(self.name, y if self.divisor == 1 else y / self.divisor)
 
 
 @register

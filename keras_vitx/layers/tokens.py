@@ -70,11 +70,7 @@ class ConvStem(Layer):
     """
 
     def __init__(
-        self,
-        dim: int,
-        channels: Sequence[int] = (64, 64),
-        patch_size: int = 16,
-        **kwargs,
+        self, dim: int, channels: Sequence[int] = (64, 64), patch_size: int = 16, **kwargs
     ):
         super().__init__(**kwargs)
         self.dim = dim
@@ -301,15 +297,11 @@ def _flatten(images):
 
 
 def patch_grid(
-    image_shape: Sequence[int],
-    patch_size: int,
-    stride: int | None = None,
-    argument: str = "input_shape",
+    image_shape: Sequence[int], patch_size: int, stride: int | None = None
 ) -> tuple[int, int]:
     """Return the number of rows and columns of patches in an image `(height, width, ...)`.
 
-    Raises a ValueError, which names `argument`, if a side is not a multiple of `patch_size` or,
-    with a `stride`, is smaller than it.
+    Raises a ValueError if a side is not a multiple of `patch_size` or, with a `stride`, smaller.
     """
     sides = tuple(image_shape[:2])
     if any(s is None or s < patch_size or (not stride and s % patch_size) for s in sides):
@@ -318,8 +310,8 @@ def patch_grid(
             fitting = (max(1, int(side / patch_size + 0.5)) * patch_size for side in sides)
             hint = f"; the nearest is {tuple(fitting)}"
         raise ValueError(
-            f"`{argument}` must have sides {fit} the patch size {patch_size}. "
-            f"Received: {argument}={tuple(image_shape)}{hint}."
+            f"`input_shape` must have sides {fit} the patch size {patch_size}. "
+            f"Received: input_shape={tuple(image_shape)}{hint}."
         )
     rows, columns = ((side - patch_size) // (stride or patch_size) + 1 for side in sides)
     return rows, columns

@@ -22,9 +22,6 @@ ERRORS = {
         "`context` must be one of ... Received: 'median'": lambda: kvl.ContextBroadcasting(
             "median"
         ),
-        "`scale` must be None with context='class_product', ... Received: scale=0.1": (
-            lambda: kvl.ContextBroadcasting("class_product", scale=0.1)
-        ),
         "`rate` must be in [0, 1). Received: rate=1.": lambda: kvl.DropPath(1),
         "`pooling` must be one of ... Received: 'median'": lambda: kvl.TokenPooling("median"),
         "`input_shape` must have sides that are multiples of the patch size 4. Received: "

@@ -49,9 +49,9 @@ def heads(x, layer):
     return (array(each).transpose(0, 2, 1, 3) for each in (query, key, value))
 
 
-def softmax(logits, layer=None, extra=0):
+def softmax(logits, layer=None):
     powers = np.exp(logits)
-    return powers / (extra + powers.sum(-1, keepdims=True))
+    return powers / powers.sum(-1, keepdims=True)
 
 
 def alibi(logits, layer):
@@ -68,11 +68,8 @@ def difference(logits, layer):
 
 MAPS = {
     "qk_norm": softmax,
-    "gated": softmax,
     "rope_2d": softmax,
     "differential": difference,
-    "off_by_one": functools.partial(softmax, extra=1),
-    "sigmoid": lambda logits, layer: 1 / (1 + 7 * np.exp(-logits)),
     "alibi_2d": alibi,
 }
 
@@ -85,8 +82,6 @@ def test_formula(name):
     logits = query @ key.transpose(0, 1, 3, 2) / query.shape[-1] ** 0.5
     y = MAPS[name](logits, layer) @ value
     y = y.transpose(0, 2, 1, 3).reshape(2, 7, -1)
-    if name == "gated":
-        y = y / (1 + np.exp(-array(layer.gate(x))))
     close(array(layer(x)), y @ array(layer.proj.kernel) + array(layer.proj.bias))
 
 

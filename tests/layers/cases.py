@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import keras
 
 from keras_vitx import layers as kvl
+from keras_vitx.layers.normalizers import NORMALIZERS
 from keras_vitx.layers.tokens import TokenDownsampling
 
 
@@ -84,6 +85,23 @@ ROWS = {
     "Attention/unbiased keys": lambda: kvl.Attention(2, qkv_bias="qv"),
     "MLP/gated": lambda: kvl.MLP(
         8 / 3, "silu", gated=True, on_hidden=[keras.layers.LayerNormalization()], dropout=0.2
+    ),
+    **{
+        f"Attention/{name}": lambda name=name: kvl.Attention(2, normalizer=name)
+        for name in NORMALIZERS
+    },
+    "Attention/gate_head": lambda: kvl.Attention(2, gate="head", normalizer="softpick"),
+    "Attention/gate_uniform": lambda: kvl.Attention(
+        1, head_size=4, gate="element", on_weights=[kvl.UniformHeads(1)]
+    ),
+    "ClassAttention/gate": lambda: kvl.ClassAttention(2, gate="element", normalizer="entmax15"),
+    "GatedPositionalAttention/sparse": (
+        lambda: kvl.GatedPositionalAttention(4, normalizer="sparsemax"),
+        (4, 8),
+    ),
+    "AccumulatingAttention/sigmoid": (
+        lambda: kvl.AccumulatingAttention(2, gate="head", normalizer="sigmoid"),
+        PAIR,
     ),
     "RefinedAttention/spatial": lambda: kvl.RefinedAttention(
         2, expansion=2, reduction=False, constraint="spatial", grid=[2, 2], dropout=0.2

@@ -51,6 +51,42 @@ def softmax(x, mask=True):
     return np.divide(exponents, sums, out=np.zeros_like(exponents), where=sums > 0)
 
 
+def bisected(total):
+    """Return the argument at which a decreasing function is 1, row by row; between -1e4 and 1e4."""
+    low, high = -1e4, 1e4
+    for _ in range(80):
+        middle = (low + high) / 2
+        above = total(middle) > 1
+        low, high = np.where(above, middle, low), np.where(above, high, middle)
+    return low
+
+
+def normalize(name, x, mask=True):
+    """Maps of logits over the allowed keys, 0 at the others."""
+    allowed, keys = np.broadcast_to(mask, x.shape), x.shape[-1]
+    if name == "softmax":
+        return softmax(x, mask)
+    if name in ("sparsemax", "entmax15"):
+        power = {"sparsemax": 1, "entmax15": 2}[name]
+
+        def maps_at(threshold):
+            return np.where(allowed, np.maximum(x / power - threshold, 0) ** power, 0)
+
+        maps = maps_at(bisected(lambda t: maps_at(t).sum(-1, keepdims=True)))
+        return np.where(allowed.any(-1, keepdims=True), maps, 0)
+    powers = np.where(allowed, np.exp(np.where(allowed, x, 0)), 0)
+    maps = {
+        "off_by_one": lambda: powers / (1 + powers.sum(-1, keepdims=True)),
+        "sigmoid": lambda: 1 / (1 + keys * np.exp(-x)),
+        "relu": lambda: np.maximum(x, 0) / keys,
+        "softpick": lambda: (
+            np.maximum(powers - 1, 0)
+            / (np.abs(np.where(allowed, powers - 1, 0)).sum(-1, keepdims=True) + 1e-8)
+        ),
+    }[name]()
+    return np.where(allowed, maps, 0)
+
+
 def sigmoid(x):
     return 1 / (1 + np.exp(-x))
 
@@ -362,8 +398,11 @@ def attend(layer, x, training=False, mask=None):
         maps = np.where(mask, plain(part, maps, training), 0)
     if isinstance(layer, kvl.AccumulatingAttention):
         maps = maps + np.where(mask, shared, 0) / np.sqrt(layer.size)
-    y = in_order(layer.on_output, dense(layer.proj, aggregate(maps, v)))
-    return y, maps
+    y = aggregate(maps, v)
+    if layer.gate_proj is not None:
+        gates = sigmoid(dense(layer.gate_proj, x[:, : y.shape[1]]))
+        y = y * np.repeat(gates, y.shape[-1] // gates.shape[-1], axis=-1)
+    return in_order(layer.on_output, dense(layer.proj, y)), maps
 
 
 def projections(layer, x):
@@ -388,7 +427,7 @@ def own_maps(layer, maps, mask):
         maps = maps + positional_logits(layer)
     for part in layer.on_logits:
         maps = plain(part, np.where(mask, maps, 0))
-    maps = softmax(maps, mask)
+    maps = normalize(layer.normalizer, maps, mask)
     if not isinstance(layer, kvl.GatedPositionalAttention):
         return maps
     gates = sigmoid(value(layer.gating_param))[:, None, None]

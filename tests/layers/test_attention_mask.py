@@ -25,9 +25,18 @@ MASKABLE = [
 ]
 # Elsewhere, where each operation is compiled, one of each kind.
 HERE = [name for name in MASKABLE if BACKEND == "torch" or "/" not in name]
-# Layers that count or shift what is left out (ContextBroadcasting, UniformHeads, BN), or have a
-# fixed grid of tokens.
-COUNTS = ("uniform", "around", "residual_scale", "Positional", "spatial")
+# Layers that count or shift what is left out (ContextBroadcasting, UniformHeads, sigmoid, BN), or
+# have a fixed grid of tokens.
+COUNTS = (
+    "uniform",
+    "around",
+    "residual_scale",
+    "Positional",
+    "spatial",
+    "rotary",
+    "sigmoid",
+    "relu",
+)
 TOKENWISE = [n for n in HERE if n != "SharedMapsBlock" and not any(word in n for word in COUNTS)]
 
 

@@ -44,25 +44,18 @@ def call(layer, x, training=None, dtype=None, **arguments):
 
 def is_patchwise(layer, x):
     """Return whether a convolution is a projection of adjacent patches."""
-    height, width = layer.kernel_size
     is_plain = layer.groups == 1 and layer.activation is keras.activations.linear
-    return (
-        is_plain
-        and layer.data_format == "channels_last"
-        and layer.strides == (height, width)
-        and not (x.shape[1] % height or x.shape[2] % width)
-    )
+    sides = zip(x.shape[1:3], layer.kernel_size, layer.strides, strict=True)
+    fits = all(side % kernel == 0 and kernel == stride for side, kernel, stride in sides)
+    return is_plain and fits and layer.data_format == "channels_last"
 
 
 def project_patches(layer, x):
     """Apply a convolution of adjacent patches as a product."""
-    height, width = layer.kernel_size
-    _, rows, columns, channels = x.shape
-    x = jnp.asarray(x, layer.compute_dtype)
+    (height, width), (_, rows, columns, channels) = layer.kernel_size, x.shape
+    kernel, x = (jnp.asarray(each, layer.compute_dtype) for each in (layer.kernel, x))
     x = jnp.reshape(x, (-1, rows // height, height, columns // width, width, channels))
-    x = jnp.reshape(jnp.moveaxis(x, 3, 2), (-1, x.shape[1], x.shape[3], height * width * channels))
-    kernel = jnp.reshape(jnp.asarray(layer.kernel, layer.compute_dtype), (-1, layer.filters))
-    y = jnp.matmul(x, kernel)
+    y = jnp.einsum("brhcwi,hwio->brco", x, kernel)
     return y if layer.bias is None else y + jnp.asarray(layer.bias, layer.compute_dtype)
 
 

@@ -1,0 +1,83 @@
+"""Normalizers of any logits: sums, order, gradients, long rows and rows of one key."""
+
+import numpy as np
+import pytest
+from harness import array, close, gradients, numbers
+from keras import Variable, ops
+from plain import normalize
+
+from keras_vitx.layers import Attention
+from keras_vitx.layers.normalizers import NORMALIZERS
+
+each = pytest.mark.parametrize("name", NORMALIZERS)
+SUM_TO_1 = ("sparsemax", "entmax15")
+LOGITS = numbers((2, 3, 4, 9), scale=3)
+
+
+def run(name, logits):
+    return array(NORMALIZERS[name](ops.convert_to_tensor(logits)))
+
+
+@each
+@pytest.mark.parametrize("scale", (0.01, 1, 20))
+def test_formula(name, scale):
+    logits = scale * LOGITS
+    maps = run(name, logits)
+    close(maps, normalize(name, logits.astype("float64")), 3e-5)
+    assert (maps >= 0).all()
+    sums = maps.sum(-1)
+    if name in SUM_TO_1:
+        close(sums, np.ones_like(sums))
+    elif name != "relu":
+        assert (sums < 9 if name == "sigmoid" else sums < 1 + 1e-5).all()
+    order = np.random.default_rng(0).permutation(9)
+    close(run(name, logits[..., order]), maps[..., order], 1e-5)
+
+
+@each
+def test_gradient(name):
+    """That of NumPy's formula in float64, by finite differences."""
+    variable, weights = Variable(LOGITS), numbers(LOGITS.shape, seed=1)
+
+    def total():
+        maps = NORMALIZERS[name](ops.convert_to_tensor(variable))
+        return ops.sum(maps * ops.convert_to_tensor(weights))
+
+    _, (found,) = gradients(total, [variable])
+    expected, logits = np.zeros_like(found), LOGITS.astype("float64")
+    for index in np.ndindex(1, 2, 2, 9):
+        ends = []
+        for step in (1e-5, -1e-5):
+            moved = logits.copy()
+            moved[index] += step
+            ends.append((normalize(name, moved) * weights).sum())
+        expected[index] = (ends[0] - ends[1]) / 2e-5
+    close(found[:1, :2, :2], expected[:1, :2, :2], 1e-3)
+
+
+@each
+def test_a_long_row_of_equal_logits_and_a_row_of_one_key(name):
+    for keys in (1, 4097):
+        for value in (0.0, 2.5, -30.0):
+            logits = np.full((1, 1, 1, keys), value, "float32")
+            variable = Variable(logits)
+
+            def total(variable=variable):
+                return ops.sum(NORMALIZERS[name](ops.convert_to_tensor(variable)) ** 2)
+
+            maps, (slope,) = gradients(total, [variable])
+            expected = normalize(name, logits.astype("float64"))
+            assert float(maps) == pytest.approx((expected**2).sum(), rel=1e-3, abs=1e-12)
+            assert np.isfinite(slope).all()
+            if name in SUM_TO_1:
+                close(run(name, logits), np.full(logits.shape, 1 / keys), 1e-3)
+
+
+def test_gates_start_open():
+    x = numbers((2, 5, 8))
+    for gate in ("head", "element"):
+        plain, gated = Attention(2), Attention(2, gate=gate)
+        for one in (plain, gated):
+            one.build(x.shape)
+        gated.set_weights([*plain.get_weights(), *gated.get_weights()[len(plain.weights) :]])
+        close(array(gated(x)), array(plain(x)), 0.05)
