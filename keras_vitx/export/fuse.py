@@ -66,6 +66,19 @@ def fuse(model: keras.Model) -> keras.Model:
 
 
 @register
+class FoldedConvolution(LocalMapConvolution):
+    """`LocalMapConvolution` at inference, with a bias per head: the normalization after it."""
+
+    def build(self, input_shape):
+        super().build(input_shape)
+        self.bias = self.add_weight((input_shape[1],), "zeros", name="bias")
+
+    def call(self, maps):
+        bias = ops.cast(ops.reshape(self.bias, (-1, 1, 1)), self.compute_dtype)
+        return super().call(maps) + bias
+
+
+@register
 class FoldedRefinement(MapLayer):
     r"""`ResidualRefinement` at inference, with its normalizations folded into its convolutions.
 
@@ -83,8 +96,8 @@ class FoldedRefinement(MapLayer):
         super().__init__(**kwargs)
         self.expansion = expansion
         self.kernel_size = kernel_size
-        self.depth_sep_conv = LocalMapConvolution(
-            kernel_size, use_bias=True, dtype=self.dtype_policy, name="depth_sep_conv"
+        self.depth_sep_conv = FoldedConvolution(
+            kernel_size, dtype=self.dtype_policy, name="depth_sep_conv"
         )
 
     def build(self, input_shape):
@@ -110,7 +123,11 @@ def _fold(layers: Any, config: Any, arrays: Arrays) -> None:
                 linear, linear_config = kept[-1]
                 weights = arrays.get(id(linear)) or linear.weights
                 arrays[id(linear)], arrays[id(layer)] = _folded(weights, layer), []
-                linear_config["config"]["use_bias"] = True
+                if type(linear) is LocalMapConvolution:
+                    form = FoldedConvolution.from_config(linear.get_config())
+                    linear_config.update(serialize(form))
+                else:
+                    linear_config["config"]["use_bias"] = True
             else:
                 _fold(layer, described, arrays)
                 kept.append((layer, described))
