@@ -9,6 +9,7 @@ from typing import Any
 
 import keras
 
+from keras_vitx.checks import check
 from keras_vitx.data import Dataset
 from keras_vitx.files import atomic_write, local_path
 from keras_vitx.training.devices import in_use, is_chief
@@ -20,11 +21,10 @@ RECORD, HISTORY, RESTART = "run.json", "history.csv", "restart.safetensors"
 def new_run(output: str | os.PathLike, resume: bool = False) -> Path:
     """Return the directory of a run; a ValueError if it holds one and `resume` is false."""
     output = local_path(output)
-    if any((output / name).exists() for name in (RECORD, RESTART)) and not resume:
-        raise ValueError(
-            "`output` must be a directory without a run, which `resume=True` would continue. "
-            f"Received: {output}."
-        )
+    # Another process may come when the chief has begun to write.
+    is_new = resume or not any((output / name).exists() for name in (RECORD, RESTART))
+    rule = "`output` must be a directory without a run, which `resume=True` would continue."
+    check(is_new or not is_chief(), rule, str(output))
     output.mkdir(parents=True, exist_ok=True)
     return output
 
