@@ -186,12 +186,13 @@ def _of_patches(function):
     return of_block
 
 
-def _of_sinks(function):
-    """Measure each head: `function(maps, block)`, of several queries."""
+def _of_sinks(function, of_values=False):
+    """Measure each head: `function(maps, block)`, of several queries, and of values if recorded."""
 
     def of_block(block):
         maps = block.maps
-        return None if maps is None or maps.shape[2] == 1 else function(maps, block)
+        lacks = maps is None or maps.shape[2] == 1 or (of_values and block.values is None)
+        return None if lacks else function(maps, block)
 
     return of_block
 
@@ -308,10 +309,10 @@ MEASURES: dict[str, Measure] = {
         _of_sinks(lambda maps, block: m.sink_norm(maps, block.inputs[:, None])), needs=QUERIES
     ),
     "sink_value_norm": Measure(
-        _of_sinks(lambda maps, block: m.sink_norm(maps, _values(block))), needs=QUERIES
+        _of_sinks(lambda maps, block: m.sink_norm(maps, _values(block)), True), needs=QUERIES
     ),
     "effective_rank": Measure(
-        _of_sinks(lambda maps, block: m.effective_rank(maps @ _values(block))), needs=QUERIES
+        _of_sinks(lambda maps, block: m.effective_rank(maps @ _values(block)), True), needs=QUERIES
     ),
     # One number; of `cross_layer_similarity` one per block, `(blocks,)`.
     "uniform_entropy": Measure(

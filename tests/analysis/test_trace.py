@@ -7,7 +7,7 @@ import pytest
 from harness import FAMILIES, FAMILIES_HERE, array, blocks, close, numbers, precision, randomized
 from keras import ops
 
-from keras_vitx.analysis import class_attention, trace
+from keras_vitx.analysis import class_attention, measure, trace
 from keras_vitx.layers import Attention, ClassBlock, TokenMixing, record
 from keras_vitx.layers.recording import recording
 
@@ -126,6 +126,12 @@ def test_a_users_own_attention():
     assert own.softmax is own.maps
     assert mixing.maps is mixing.softmax is None
     assert mixing.attention_branch.shape == (2, 5, 8)
+    # It has no values, and the last one no maps.
+    found = measure(model, IMAGES)
+    assert [list(found[name]) for name in ("sink_share", "effective_rank")] == [
+        ["blocks_0", "blocks_1"],
+        ["blocks_1"],
+    ]
 
 
 def test_half_precision_gives_float32():
