@@ -151,7 +151,7 @@ class GatedPositionalAttention(PositionalAttention):
 
     Args:
         num_heads: Number of heads.
-        gate: Initial value of $\lambda$.
+        gate: Initial value of $\lambda$, in place of the gate of `Attention`.
         learn_gates: Whether $\lambda$ is trained.
         **kwargs: Further arguments of `PositionalAttention`.
     """
