@@ -46,10 +46,8 @@ def layer(size=(32, 32), **options):
 
 def batches(given):
     images, labels = pictures(24)
-    options = {"channels": 3, "classes": 4, "labels": labels, "validation_split": 0, **given}
-    channels, classes, labels = (options.pop(name) for name in ("channels", "classes", "labels"))
-    source = options.pop("source", (np.repeat(images[..., :1], channels, axis=-1), labels))
-    return pipelines(source, stand_in(channels=channels, classes=classes), **options)
+    options = {"labels": labels, "validation_split": 0, **given}
+    return pipelines((images, options.pop("labels")), stand_in(), **options)
 
 
 def load(files, tmp_path):
@@ -91,12 +89,7 @@ def without(library, call, given, monkeypatch):
 PREPROCESSING = {
     "`mean` must be a finite number per channel": {"std": (np.nan,) * 3},
     "and `std` a positive one": {"std": (1, 1)},
-    "`std` a positive one. Received: ((0.5": {"std": (1, 0, 1)},
     "`crop_ratio` must be a number in (0, inf). Received: 0": {"crop_ratio": 0},
-    "`crop_ratio` must be a number in (0, inf). Received: '0.9'": {"crop_ratio": "0.9"},
-    "`interpolation` must be one of 'bicubic', ... Received: 'bicubik'": {
-        "interpolation": "bicubik"
-    },
     "of `Preprocessing`. Received: 'crop'...'crop_ratio'": {"crop": 0.9},
 }
 IMAGES = {
@@ -110,11 +103,6 @@ IMAGES = {
 AUGMENTATION = {
     "`crop` must be one of ... Received: 'center'": {"crop": "center"},
     "`scale` ... Received: (0.5, 0.2)": {"scale": (0.5, 0.2)},
-    "`scale` ... in (0, 1]. Received: (0.5, 1.2)": {"scale": (0.5, 1.2)},
-    "`ratio` ... Received: 1.5": {"ratio": 1.5},
-    "`flip` must be a number in [0, 1]. Received: 1.5": {"flip": 1.5},
-    "`repeats` ... Received: 0": {"repeats": 0},
-    "`by` must be one of": {"by": "albumentations"},
     "`rand_augment` must be ... inc1": {"rand_augment": "m9-mstd0.5"},
     "`rand_augment` must have m in 0..10": {"rand_augment": "m11-inc1"},
     "`color_jitter` must be": {"rand_augment": "m9-inc1", "color_jitter": 0.4},
@@ -122,17 +110,12 @@ AUGMENTATION = {
     "of `Augmentation`. Received: 'erase'": {"erase": 0.25},
 }
 MIXING = {
-    "`mixup` must be a number in [0, inf). Received: -1": {"mixup": -1},
     "`cutmix` ... Received: nan": {"cutmix": float("nan")},
     "`group_size` must be an even number. Received: 3": {"group_size": 3},
-    "`switch` ... Received: 'half'": {"switch": "half"},
     "of `Mixing`. Received: 'alpha'": {"alpha": 1},
-    "`mixing` must be a Mixing or None. Received: 0.8": 0.8,
 }
 BATCHES = {
-    "3 outputs, but the source arrays has 4 classes": {"classes": 3},
     "For regression, use no mixing.": {"mixing": Mixing(), "labels": np.linspace(-1, 1, 24)},
-    "`rand_augment` ... Received: 4 channels": {"augmentation": "rand_augment", "channels": 4},
 }
 SOURCES = {
     "Received: -2": (X, [0, 1, -2, 3] * 10),
@@ -143,7 +126,6 @@ SOURCES = {
     "Images of the train split ...int64": (X.astype("int64"), Y),
     "in 0..1, and not normalized. Received: float32 in 255..255": (X + np.float32(255), Y),
     "`source` must be a directory ...'cifar10'": "cifar10",
-    "`source` must be a directory ...None": None,
 }
 LAYOUTS = {
     "one sub-directory per class ... without images": "",
@@ -166,7 +148,6 @@ NPZ = {
 MATCHED = {
     "must have only classes ...no `class_names`": (12, [str(i) for i in range(1, 13)]),
     "Received: cat, dog": (12, ["cat", "dog"]),
-    "Received: x": (["a", "b", "c"], ["c", "x"]),
     "Received: 3.": (["a", "b", "c"], ["2", "3"]),
 }
 ERRORS = {
@@ -206,13 +187,9 @@ ERRORS = {
         "must be off ...keras_cv... Received: 1": lambda: PRESETS["keras_cv"].check(1),
         "`group_size` must divide the batch of 6": lambda: Mixing(group_size=4).check(Y[:6], 4, 6),
         "Labels must be in 0..2. Received: 3": lambda: Mixing().check(Y, 3, 6),
-        "regression, use no mixing": lambda: Mixing().check(np.array([[0.5, 1.5]]), 2, 6),
         # Sources.
         "validation_split...1": lambda: load_dataset((X, Y), validation_split=1),
-        "validation_split...nan": lambda: load_dataset((X, Y), validation_split=float("nan")),
-        "classes of two or more. Received: 0.5": lambda: load_dataset(
-            (X, np.arange(40)), validation_split=0.5
-        ),
+        "classes of two": lambda: load_dataset((X, np.arange(40)), validation_split=0.5),
         "`validation_split` must name ": lambda: load_dataset((X, Y), validation_split=["?"]),
         "(2,) for 1 images": lambda: from_files(["a.jpg"], ["a", "b"]),
         # Names of outputs.

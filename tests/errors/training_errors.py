@@ -43,10 +43,6 @@ def task(kind, classes, labels):
     return task_of(Outputs(kind, classes), labels)
 
 
-def from_dict(**changes):
-    return Recipe.from_dict({**MINE.to_dict(), **changes})
-
-
 def ends_in(layer, model=None):
     """A model, and a layer behind it."""
     model = small() if model is None else model
@@ -78,55 +74,38 @@ def of_imagenet(classes):
 ERRORS = {
     ValueError: {
         # fit
-        "classes=2 for the classes left, right. Received: 3": lambda tmp_path: fit_named(
-            tmp_path, 3
-        ),
+        "classes=2 for the classes left, right. ...3": lambda tmp_path: fit_named(tmp_path, 3),
         "but the source arrays has 3 classes. ...classes=3": lambda: fit((IMAGES, LABELS + 1)),
         "classes=1 and classifier_activation=None": lambda: fit((IMAGES, AGES)),
         "softmax' or 'sigmoid'. Received: 'relu'": lambda: fit("no/folder", small(2, "relu")),
-        "several labels": lambda: fit((IMAGES, np.ones((48, 2)))),
         "`source` must have batches (images, labels)": lambda: fit(Unlabeled(*TRAIN)),
         "must not be an iterator...: pass a `PyD": lambda: fit(batch for batch in OWN),
         "`model.preprocessing` must be set": lambda: fit(TRAIN, scaled()),
         "Put pooling and a `keras.layers.Dense(classes)` on top": lambda: fit(
             TRAIN, FAMILIES["ViT"](include_top=False)
         ),
-        "`source` must be a directory ...'x.foo'": lambda: fit("x.foo"),
-        "`patience` must be None unless result='best'": lambda: fit(
-            TRAIN, recipe=Recipe("mine", result="last"), patience=2
-        ),
-        "`class_weight` ... Received: 'up'": lambda tmp_path: fit_named(
-            tmp_path, class_weight={"up": 1.0}
-        ),
+        "`patience` must be None": lambda: fit(TRAIN, recipe=MINE, result="last", patience=2),
+        "`class_weight` ...'up'": lambda tmp_path: fit_named(tmp_path, class_weight={"up": 1.0}),
         "`class_weight` ... Received: 2": lambda tmp_path: fit_named(tmp_path, class_weight={2: 1}),
         "`steps_per_epoch` must be at most the 3 batches": lambda: fit(OWN, steps_per_epoch=9),
-        "`fraction` ... your own batches. Received: {'fraction': 0.5}": lambda: fit(
-            OWN, fraction=0.5
-        ),
+        "`fraction` ... your own batches. ...'fraction': 0.5": lambda: fit(OWN, fraction=0.5),
         "`model` must have a classifier of the data's classes": lambda: match_head(
             Classifier.of(quantized()), ("up", "down")
         ),
         # evaluate
         "`split` must be ... Received: 'test'": lambda: evaluate(TRAIN, "test"),
         "`split` must be None for your own batches": lambda: evaluate(OWN, "test"),
-        "`predictions`...for regression": lambda: evaluate(
-            NUMBERS, model=small(1, None), predictions=True
-        ),
+        "for regression": lambda: evaluate(NUMBERS, model=small(1, None), predictions=True),
         "`crop_ratio` must be None": lambda: evaluate(OWN, crop_ratio=0.5),
         "`crop_ratio` ... for cropped batches": lambda: evaluate((OWN, OWN), crop_ratio=0.5),
         "`restrict` must be False": lambda: evaluate(
             (np.zeros((4, 16, 16, 3), "uint8"), [0, 1] * 2), model=of_imagenet(4), restrict=True
         ),
         # The task
-        "A head of 3 ... (softmax) and labels of shape (3, 3) (int64": lambda: task(
-            "softmax", 3, SEVERAL
-        ),
-        "A head of 3 ... (softmax) ...float64... classifier_activation=": lambda: task(
-            "softmax", 3, FLOATS
-        ),
+        "3 ... (softmax) and labels of shape (3, 3) (int64": lambda: task("softmax", 3, SEVERAL),
+        "3 ... (softmax) ...float64... classifier_activation=": lambda: task("softmax", 3, FLOATS),
         "A head of 1 ... (logits)": lambda: task("logits", 1, np.array([0, 1, 1])),
         "A head of 3 ... (sigmoid)": lambda: task("sigmoid", 3, FLOATS),
-        "0..1 ...0..2": lambda: task("softmax", 2, np.array([0, 2, 1, 2])),
         # What is no classifier
         "(None, 5, 8)": lambda: outputs_of(FAMILIES["ViT"](include_top=False)),
         "'pool'": lambda: outputs_of(FAMILIES["ViT"](include_top=False, pooling="avg")),
@@ -135,19 +114,13 @@ ERRORS = {
         "built": lambda: outputs_of(keras.Sequential([keras.layers.Dense(3)])),
         # Recipes
         "'learning_rat'...'learning_rate'": lambda: MINE.replace(learning_rat=1e-3),
-        "'crop_flop'...'crop_flip'": lambda: MINE.replace(augmentation="crop_flop"),
         "'finetun'...'finetune'": lambda: training.recipes.get("finetun"),
-        "`epochs` must be ... Received: 0": lambda: from_dict(schedule={"epochs": 0}),
-        "`similarity` ...2 blocks share maps": lambda: set_similarity(
-            FAMILIES["DeepViT"](), 0.6, 1
-        ),
+        "`similarity` ...2 blocks share": lambda: set_similarity(FAMILIES["DeepViT"](), 0.6, 1),
         "`similarity` ...5 blocks": lambda: set_similarity(FAMILIES["RefinedViT"](depth=4), 0.6, 4),
         "`drop_path`": lambda: training.apply_settings(small(), Recipe("mine", drop_path=0.1)),
         "`remat`": lambda: training.apply_settings(small(), Recipe("mine", remat=True)),
         "'float64'": lambda: training.set_precision(small(), "float64"),
-        "`accumulate_steps` must divide batch_size=64. Received: 3": lambda: Recipe(
-            "mine", accumulate_steps=3
-        ),
+        "`accumulate_steps` must divide batch_size=64": lambda: MINE.replace(accumulate_steps=3),
         "`rate_factors` must have one factor per ... 2": lambda: training.AdamW(
             rate_factors=(1.0, 0.5, 0.5)
         ).build(small().trainable_variables),
@@ -157,10 +130,6 @@ ERRORS = {
         "`teacher` must be of type `Model`. Received: 'RegNetY'": lambda: Distillation("RegNetY"),
         "`teacher` must be a model": lambda: distil(distillation="hard"),
         "`kind` ... Received: 'medium'": lambda: Distillation(teacher_of(), "medium"),
-        "`temperature` ... Received: 0.": lambda: Distillation(teacher_of(), temperature=0),
-        "`weight` must be a number in [0, 1], or None. Received: 1.5": lambda: Distillation(
-            teacher_of(), weight=1.5
-        ),
         "student...as_chain": lambda: Distillation(teacher_of()).loss(teacher_of()),
         "(batch, 4), for the student's classes. Received: (None, 5)": lambda: batches_of(classes=5),
         "student's 3 channels": lambda: batches_of(channels=1),

@@ -1,18 +1,4 @@
-"""Kill a training at random moments with SIGKILL, and compare it with one that was not killed.
-
-    KERAS_BACKEND=torch python tests/training/kill_trial.py [PRECISION]
-
-A tiny network is trained with everything that has a state. `test_restart.py` kills it three times;
-this takes minutes, as each life of the process imports and compiles anew.
-"""
-
-import random
-import signal
-import subprocess
-import sys
-import tempfile
-import time
-from pathlib import Path
+"""A training with everything that has a state, which test_restart.py kills in a process."""
 
 import keras
 import numpy as np
@@ -20,7 +6,7 @@ import numpy as np
 import keras_vitx as kv
 from keras_vitx.training.restart import read_state
 
-EPOCHS, STEPS, KILLS = 3, 4, 10
+EPOCHS, STEPS = 3, 4
 
 
 def train(output, precision="float32", callbacks=(), seed=0):
@@ -49,28 +35,3 @@ def results(output):
         table,
         *sorted(each.name for each in output.iterdir()),
     ]
-
-
-def main(precision):
-    """Kill the second of two trainings at random, and print whether their results are equal."""
-    moments = random.Random(0)
-    with tempfile.TemporaryDirectory() as directory:
-        for name, kills in (("whole", 0), ("parts", KILLS)):
-            for life in range(kills + 1):
-                process = subprocess.Popen([sys.executable, __file__, precision, directory, name])
-                if life < kills:
-                    time.sleep(moments.uniform(5, 25))
-                    process.kill()
-                if process.wait() not in (0, -signal.SIGKILL):
-                    raise RuntimeError("The training failed.")
-        one, other = (results(Path(directory, name)) for name in ("whole", "parts"))
-    differ = sum(not np.array_equal(*pair) for pair in zip(one, other, strict=True))
-    print(f"{precision}: {len(one)} results, {differ} differ")
-    sys.exit(bool(differ))
-
-
-if __name__ == "__main__":
-    if len(sys.argv) > 2:
-        train(Path(*sys.argv[2:]), sys.argv[1])
-    else:
-        main(*sys.argv[1:] or ["mixed_float16"])

@@ -3,8 +3,7 @@
     python on_devices.py DIRECTORY FAMILY DEVICES [DEVICES ...]
 
 DEVICES are a count, or COUNT-sharded for sharded weights. The chief prints, as its last line,
-{devices: {"fitted": curve of `kv.fit`, "random": curve of a plain training with random numbers,
-"floats": the same on batches that are normalized before they cross}}.
+{devices: {"fitted": curve of `kv.fit`, "random": that of a plain training with random numbers}}.
 """
 
 import json
@@ -65,14 +64,13 @@ def fitted(family, output):
     }
 
 
-def plain(as_floats=False):
+def plain():
     """Return the losses of a plain training, and what differs between replicas."""
     CROSSED.clear()
     model = model_of("Random")
     model.compile("sgd", "sparse_categorical_crossentropy")
     erasing = kv.data.Augmentation(erasing=0.8)
-    options = {"augmentation": erasing, "pixels": not as_floats}
-    batches = kv.data.pipelines(SOURCE, model, 16, **options).train
+    batches = kv.data.pipelines(SOURCE, model, 16, augmentation=erasing, pixels=True).train
     states = Distinct()
     history = kv.fit(model, batches, epochs=2, warmup_epochs=0, callbacks=[states])
     counts = {**states.counts, "moving_mean": states.count("mean")}
@@ -111,7 +109,6 @@ def main(directory, family, *numbers):
         count, _, sharded = number.partition("-")
         kv.training.use_devices(int(count), shard_weights=bool(sharded))
         found[number] = {"fitted": fitted(family, f"{directory}/{number}"), "random": plain()}
-        found[number]["floats"] = plain(as_floats=True)
     if kv.training.is_chief():
         print(json.dumps(found))
 

@@ -10,6 +10,7 @@ from harness import array
 from keras_vitx.training import BestEpoch, Recipe
 from keras_vitx.training.callbacks import verbosity
 
+pytestmark = pytest.mark.backend_free
 ACCURACIES = [{"val_accuracy": a, "val_loss": 0.0} for a in (0.2, 0.8, 0.5, 0.8)]
 TIES = [{"val_accuracy": 0.5, "val_loss": a} for a in (0.62, 0.2, 0.18, 0.3)]
 
@@ -52,15 +53,6 @@ def test_the_best_epoch(epochs, result, best, tmp_path):
     assert (keep.epoch, keep.logs) == (best, epochs[best - 1])
 
 
-def test_patience():
-    keep = keeping(patience=2)
-    keep.model.stop_training = False
-    run(keep, *ACCURACIES[:3])
-    assert not keep.model.stop_training
-    run(keep, *ACCURACIES)
-    assert keep.model.stop_training
-
-
 @pytest.mark.parametrize("what", ["loss", "weights"])
 def test_what_is_not_finite_is_never_best(what):
     keep = keeping()
@@ -73,7 +65,6 @@ def test_what_is_not_finite_is_never_best(what):
     assert bias_of(keep.model) == 1
 
 
-@pytest.mark.backend_free
 def test_a_pipe_gets_one_line_per_epoch(monkeypatch):
     monkeypatch.delitem(sys.modules, "ipykernel", raising=False)
     for is_terminal, expected in ((False, 2), (True, 1)):

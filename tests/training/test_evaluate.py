@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 import pytest
-from PIL import Image
+from harness import save_picture
 from training.fitting import (
     SHORT,
     TEST,
@@ -32,11 +32,6 @@ def classes_of(count=40, classes=8):
 
 def predict(model, images):
     return model.predict(ready(images), verbose=0)
-
-
-def whole(model, source, **options):
-    """Evaluate all images of a source."""
-    return kv.evaluate(model, source, **options)
 
 
 @backend_free
@@ -106,19 +101,19 @@ def test_labels_go_by_name(tmp_path):
     images, labels = classes_of()
     model = small(8)
     model.class_names = NAMES
-    expected = whole(model, (images, labels))
+    expected = kv.evaluate(model, (images, labels))
     among = (np.argsort(-predict(model, images), -1)[:, :5] == labels[:, None]).any(-1)
     assert expected["top_5_accuracy"] == pytest.approx(among.mean())
 
     order = np.array([3, 0, 7, 1, 6, 2, 5, 4])
     path, names = tmp_path / "names.npz", [NAMES[i] for i in order]
-    found = whole(model, named(path, images, np.argsort(order)[labels], names))
+    found = kv.evaluate(model, named(path, images, np.argsort(order)[labels], names))
     assert found == pytest.approx(expected)
     some = labels < 3
-    found = whole(model, named(path, images[some], 2 - labels[some], NAMES[2::-1]))
+    found = kv.evaluate(model, named(path, images[some], 2 - labels[some], NAMES[2::-1]))
     assert found["loss"] == pytest.approx(crossentropy(model, images[some], labels[some]), rel=1e-4)
     with pytest.raises(ValueError, match="Received: in"):
-        whole(model, named(path, images[some], labels[some], ("left", "right", "in")))
+        kv.evaluate(model, named(path, images[some], labels[some], ("left", "right", "in")))
 
 
 @backend_free
@@ -154,20 +149,12 @@ def test_predictions_are_in_the_order_of_the_source(tmp_path):
     np.testing.assert_allclose(found["probabilities"], expected, atol=1e-5)
 
 
-def files(directory, images, labels):
-    """Image files of two classes, and their paths in order."""
-    paths = []
-    for index, image in enumerate(images):
-        paths.append(directory / f"class {labels[index]}" / f"{index:02}.png")
-        paths[-1].parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(image[..., 0]).save(paths[-1])
-    return paths
-
-
+@backend_free
 def test_a_batch_of_which_no_image_can_be_read_counts_as_none(tmp_path):
     images, labels = classes_of(12, 1)[0], np.repeat([0, 1], 6)
     for split in ("train", "val"):
-        paths = files(tmp_path / split, images, labels)
+        names = (tmp_path / split / f"class {y}" / f"{i:02}.png" for i, y in enumerate(labels))
+        paths = [save_picture(path, image) for path, image in zip(names, images, strict=True)]
     source = kv.data.load_dataset(tmp_path)
     for path in paths[4:8]:
         path.write_bytes(b"")

@@ -97,20 +97,6 @@ def test_a_run_that_stops_keeps_its_best_weights(error, finished, tmp_path, capl
     kv.fit(model, (TRAIN, VALIDATION), **SHORT)  # Training can continue from there.
 
 
-def test_a_moving_average_is_what_callbacks_validate_and_save(tmp_path):
-    """huggingface/pytorch-image-models#2090: beside the average's loss, its weights."""
-    model, path = small(), tmp_path / "average.keras"
-    save = keras.callbacks.ModelCheckpoint(path, monitor="val_loss", save_best_only=True)
-    given = {"ema": 0.5, "callbacks": [save], **SHORT}
-    history = kv.fit(model, (TRAIN, VALIDATION), **given).history
-    saved = keras.saving.load_model(path)
-    assert min(history["val_loss"]) == pytest.approx(crossentropy(saved, *VALIDATION), rel=1e-4)
-    averages = kv.fit(small(), (TRAIN, VALIDATION), **given).history
-    assert averages["loss"] == pytest.approx(
-        kv.fit(small(), (TRAIN, VALIDATION), **SHORT).history["loss"], rel=1e-5
-    )
-
-
 def test_what_the_user_compiled_is_taken(caplog):
     """With callbacks, which see the validation, and weights of classes."""
     model, optimizer, seen = small(), keras.optimizers.SGD(0.1), []
@@ -173,11 +159,6 @@ def own_batches():
 
         for form in (labels, np.eye(2)[labels]):
             yield tf.data.Dataset.from_tensor_slices((images, form)).batch(16)
-    if BACKEND == "torch":
-        import torch
-
-        data = torch.utils.data.TensorDataset(torch.from_numpy(images), torch.from_numpy(labels))
-        yield torch.utils.data.DataLoader(data, 16)
 
 
 @pytest.mark.parametrize("batches", list(own_batches()))

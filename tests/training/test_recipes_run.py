@@ -56,6 +56,7 @@ class Watch(keras.callbacks.Callback):
 
 @pytest.mark.parametrize("result", ("best", pytest.param("last", marks=pytest.mark.backend_free)))
 def test_the_average_is_measured_and_kept(result, tmp_path):
+    """huggingface/pytorch-image-models#2090: beside the average's loss, its weights."""
     keras.utils.set_random_seed(0)
     head = keras.layers.Dense(5, "softmax")
     model = keras.Sequential([keras.Input((6, 6, 3)), keras.layers.Flatten(), head])
@@ -64,7 +65,7 @@ def test_the_average_is_measured_and_kept(result, tmp_path):
     recipe = Recipe("mine", augmentation=None, result=result).replace(
         epochs=4, batch_size=8, learning_rate=0.3, warmup_epochs=0, ema=0.8
     )
-    watch = Watch()
+    watch, start = Watch(), model.get_weights()
     history = kv.fit(model, SOURCE, recipe, output=tmp_path, callbacks=[watch])
     validation = kv.data.pipelines(SOURCE, model, 8).validation
     for (mean, val_loss), logged in zip(watch.epochs, history.history["val_loss"], strict=True):
@@ -78,6 +79,9 @@ def test_the_average_is_measured_and_kept(result, tmp_path):
         with context:
             for found, expected in zip(saved.get_weights(), watch.epochs[chosen][0], strict=True):
                 np.testing.assert_allclose(found, expected, rtol=1e-6)
+    model.set_weights(start)
+    without = kv.fit(model, SOURCE, recipe.replace(ema=None)).history["loss"]
+    assert history.history["loss"] == pytest.approx(without, rel=1e-5)
 
 
 @pytest.mark.backend_free

@@ -11,7 +11,6 @@ from training.kill_trial import EPOCHS, results, train
 
 import keras_vitx as kv
 from keras_vitx.training import Restart
-from keras_vitx.training.restart import read_state, write_state
 
 LIFE = """
 import os, signal, sys
@@ -91,17 +90,3 @@ def test_plain_keras_restarts_with_callbacks_that_have_a_state(tmp_path):
         begin = {"epochs": epochs, "initial_epoch": restart.initial_epoch}
         history = model.fit(*data, 4, callbacks=[count, restart], verbose=0, **begin)
     assert history.epoch == [0, 1, 2] and count.steps == int(model.optimizer.iterations) == 9
-
-
-@pytest.mark.backend_free
-def test_a_write_that_fails_leaves_the_last_file(tmp_path, monkeypatch):
-    def full(*_):
-        raise OSError("No space left on device")
-
-    path, state = tmp_path / "restart.safetensors", {"x": [np.float32(2), None, np.arange(5)]}
-    write_state(path, state)
-    monkeypatch.setattr("keras_vitx.training.restart.save_file", full)
-    with pytest.raises(OSError, match="No space"):
-        write_state(path, {})
-    np.testing.assert_equal(read_state(path), state)
-    assert [each.name for each in tmp_path.iterdir()] == [path.name]
