@@ -31,6 +31,7 @@ from keras_vitx.layers.sharing import AccumulatingAttention as AccumulatingAtten
 from keras_vitx.layers.sharing import SharedAttention as SharedAttention
 from keras_vitx.layers.sharing import SharedMapsBlock as SharedMapsBlock
 from keras_vitx.layers.sharing import SharingAttention as SharingAttention
+from keras_vitx.layers.tokens import AttentionPooling as AttentionPooling
 from keras_vitx.layers.tokens import ClassToken as ClassToken
 from keras_vitx.layers.tokens import ConvStem as ConvStem
 from keras_vitx.layers.tokens import PatchEmbedding as PatchEmbedding

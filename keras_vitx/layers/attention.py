@@ -29,17 +29,15 @@ class Attention(Layer):
     pair of it and the maps that multiplied the values, `(batch, heads, tokens, tokens)`.
 
     `attention_mask` is boolean and broadcastable to `(batch, queries, keys)`, True where a query
-    may attend a key; a mask of padding `(batch, keys)` is passed as `mask[:, None, :]`. The softmax
-    runs over the allowed keys; the maps are 0 at the others, after each layer of `on_weights`, too,
-    and for a query without an allowed key. The layers over maps see the zeros. A convolution also
-    sees the rows of neighboring queries, so padded queries must be masked for it, too:
-    `mask[:, :, None] & mask[:, None, :]`.
+    may attend a key; a mask of padding `(batch, keys)` is passed as `mask[:, None, :]`. The maps
+    are 0 at other keys, also before and after each layer of `on_weights`, and for a query without a
+    key. A convolution sees neighboring queries, too: `mask[:, :, None] & mask[:, None, :]`.
 
     A subclass overrides the step in which it differs (docs/guides/your-attention.md lists them).
     One that differs between `logits_of` and `aggregate` must say `fused = None`, or define its own.
 
     Args:
-        num_heads: Number of query and key heads.
+        num_heads: Number of query and key heads, a divisor of `dim` without `head_size`.
         head_size: Width of a head; None is `dim / num_heads`.
         on_input: Layers over tokens, run before the projections.
         on_queries_keys: Layers over a pair of queries and keys, `(batch, tokens, heads, size)`.
@@ -57,9 +55,6 @@ class Attention(Layer):
         gate: Whether the values are multiplied by $\sigma(x W_g + b_g)$ before the projection, one
             number per token and `"head"`, or per `"element"` (Qiu et al., 2025, arXiv 2505.06708).
             $b_g$ starts at 4: gates start open.
-
-    Raises:
-        ValueError: at build, if `num_heads` does not divide `dim`.
     """
 
     def __init__(

@@ -40,10 +40,7 @@ def arguments(cls: type[keras.layers.Layer]) -> tuple[str, ...]:
 
 
 def at_least_float32(dtype: Any = None) -> str:
-    """Return float32, or float64 where the policy computes in it: for what half precision loses.
-
-    `dtype` is the policy of the other layers; None is the global one.
-    """
+    """Return the dtype for what half precision would lose: float32, or float64 of such a policy."""
     is_double = keras.dtype_policies.get(dtype).compute_dtype == "float64"
     return "float64" if is_double else "float32"
 

@@ -29,16 +29,12 @@ class Block(Layer):
         mlp: A layer on tokens.
         layer_scale: Initial value of $\gamma$, a number or an initializer; None is no $\gamma$.
         scalar_scale: One $\gamma$ per branch instead of one per channel.
-        residual_scale: $s$; 0.5 in DeepViT-S, DeepViT-L and Refined-ViT.
+        residual_scale: $s$, above 0; 0.5 in DeepViT-S, DeepViT-L and Refined-ViT.
         drop_path: Rate of stochastic depth.
         epsilon: Epsilon of the norms.
         residual_dtype: Precision in which the tokens are summed and normalized: None, that of the
             layer, or `"float32"`, also under a policy of half precision. There, a sum
             $x + \gamma b$ rounds to $x$ while $\gamma$ is near its start.
-
-    Raises:
-        ValueError: if `attention` or `mlp` is no layer, `residual_scale` is not above 0, or
-            `residual_dtype` is unknown.
     """
 
     def __init__(

@@ -19,8 +19,7 @@ class ContextBroadcasting(Layer):
 
     Context Broadcasting, Section 2.2, Equation 1; the mean includes the class token. With a `scale`
     it is $\mathrm{CB_S}$ (dimension scaling): $y = x + \Lambda \odot \bar x$ with $\Lambda$ of
-    length `dim`. The formula of $\mathrm{CB_S}$ is unreadable in our copy of the paper; its form
-    and the initial value of $\Lambda$ are our interpretation.
+    length `dim`; this form, unreadable in our copy of the paper, is our interpretation.
 
     Input and output: `(batch, tokens, dim)`.
 

@@ -141,11 +141,9 @@ class GatedPositionalAttention(PositionalAttention):
         + \sigma(\lambda)\,\mathrm{softmax}(v^\top r + b)$$
     with one gate $\lambda$ per head (`gating_param`). The rows of a convex combination of maps sum
     to 1, so Equation 6's `normalize` changes nothing and is left out. Without layers over the maps,
-    the content term is fused attention. The positional map $P$ is the same for all images, and the
-    softmax of a sum over axes is a product over axes, $P_{(r,c),(r',c')} = R_{r,r'} C_{c,c'}$: so
-    $P V$ is two products, of $R$ with the rows and of $C$ with the columns of the values of the
-    whole batch. With an `attention_mask`, both softmaxes run over the allowed keys, and nothing is
-    fused.
+    the content term is fused attention. The positional map $P$, a softmax of a sum over axes, is a
+    product over axes, $P_{(r,c),(r',c')} = R_{r,r'} C_{c,c'}$: so $P V$ is two products, for the
+    whole batch. With an `attention_mask`, both softmaxes run over the allowed keys, unfused.
 
     Input and output: as of `PositionalAttention`, `(batch, patches, dim)`.
 

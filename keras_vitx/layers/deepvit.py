@@ -5,7 +5,7 @@ import keras
 from keras_vitx.checks import PositiveFloat, check_argument
 from keras_vitx.layers import ops
 from keras_vitx.layers.attention import Attention
-from keras_vitx.layers.base import at_least_float32, register
+from keras_vitx.layers.base import at_least_float32, build_all, register
 from keras_vitx.layers.maps import MapLayer, MapNormalization, convolution_1x1
 
 
@@ -35,11 +35,8 @@ class ReAttention(MapLayer):
         self.reatten_matrix = convolution_1x1(
             heads, heads, True, dtype=dtype, name="reatten_matrix"
         )
-        self.reatten_matrix.build(input_shape)
-        self.var_norm = None
-        if self.normalize:
-            self.var_norm = MapNormalization(dtype=dtype, name="var_norm")
-            self.var_norm.build(input_shape)
+        self.var_norm = MapNormalization(dtype=dtype, name="var_norm") if self.normalize else None
+        build_all(filter(None, [self.reatten_matrix, self.var_norm]), input_shape)
 
     def call(self, maps, training=False):
         maps = self.run(self.reatten_matrix, maps)

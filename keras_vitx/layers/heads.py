@@ -7,10 +7,9 @@ from keras_vitx.layers.base import Layer, at_least_float32, register
 class MultiHead(Layer):
     """Several classifiers of one image.
 
-    It returns the combined logits, in training, too; with `by_head=True`, the logits of each
-    classifier, by name, for the training loss. A subclass defines `logits_by_head(x)`;
-    `combine(logits)`; `loss_weights`; and `names`, as in the checkpoints, of which the first is
-    `"head"`, the class token's.
+    It returns the combined logits; with `by_head=True`, those of each classifier, by name, for the
+    training loss. A subclass defines `logits_by_head(x)`, `combine(logits)`, `loss_weights`, and
+    `names`, as in the checkpoints, of which the first is `"head"`, the class token's.
     """
 
     names: tuple[str, ...] = ()

@@ -36,7 +36,6 @@ class HeadMixing(MapLayer):
     (Sections 3.2, 3.4).
 
     Input: `(batch, heads, queries, keys)`. Output: the same with `heads_out` heads.
-    The kernel `M` is `(output heads, input heads)`, the bias `(output heads,)`.
 
     Args:
         use_bias: Whether there is a `b`. Before a softmax it has no effect (it is constant over the
@@ -85,8 +84,5 @@ def convolution_1x1(heads: int, heads_out: int, use_bias: bool, **kwargs: Any) -
 
 
 def MapNormalization(**kwargs) -> keras.layers.BatchNormalization:
-    """Batch normalization of maps, with one mean and variance per head (DeepViT, Section 4.2).
-
-    Epsilon and momentum are PyTorch's defaults, as released.
-    """
+    """Batch normalization of maps per head (DeepViT, Section 4.2), with PyTorch's defaults."""
     return keras.layers.BatchNormalization(axis=1, momentum=0.9, epsilon=1e-5, **kwargs)

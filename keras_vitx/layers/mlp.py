@@ -82,9 +82,7 @@ class MLP(Layer):
 
 @register
 class TokenMixing(Layer):
-    """Token mixing: an MLP across the tokens, shared by all channels, in place of attention.
-
-    MLP-Mixer (Tolstikhin et al., 2021). It has no attention maps.
+    """An MLP across the tokens, the same for all channels: MLP-Mixer (Tolstikhin et al., 2021).
 
     Input and output: `(batch, tokens, dim)` with a fixed number of tokens.
 

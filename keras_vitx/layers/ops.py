@@ -185,7 +185,6 @@ KERNELS = {
         *("checkpoint_name", "use_scan", "program", "remat"),
     ),
 }
-"""The operations that a backend has a kernel for; all others run in the form above."""
 
 _backend = keras.backend.backend()
 if _backend in KERNELS:

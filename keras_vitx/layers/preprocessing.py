@@ -19,14 +19,10 @@ def _bicubic(xp, x):
     return xp.where(x < 1, 1 + x * x * (1.5 * x - 2.5), far)
 
 
+# Weight of a pixel as a function of its distance, 0 or more, from the point sampled.
 KERNELS = {"bilinear": lambda xp, x: xp.maximum(1 - x, 0), "bicubic": _bicubic}
-"""Weight of a pixel as a function of its distance, 0 or more, from the point sampled."""
-
-REACH = 2
-"""Distance at which every kernel is 0."""
-
-HALF_BITS = 11
-"""Half the bits of Pillow's weights, which are integers over 2^22."""
+REACH = 2  # Distance at which every kernel is 0.
+HALF_BITS = 11  # Half the bits of Pillow's weights, which are integers over 2^22.
 
 
 @register
@@ -44,10 +40,10 @@ class ImagePreprocessing(Layer):
     differ.) There are no gradients. Images that have the size of the output, with a `crop_ratio` of
     1, are only normalized, which has gradients.
 
-    Input: uint8 or floats in 0..255, `(batch, height, width, channels)`. Output: float32
-    `(batch, *size, channels)`, whatever the precision. For images of unknown height and width, a
-    graph of TensorFlow or PyTorch computes the matrices at run time; in a graph traced by JAX,
-    images must have the size given to `build`.
+    Input: uint8 or floats in 0..255, `(batch, height, width, channels)`, a channel for each mean.
+    Output: float32 `(batch, *size, channels)`, whatever the precision. For images of unknown height
+    and width, a graph of TensorFlow or PyTorch computes the matrices at run time; in a graph traced
+    by JAX, images must have the size given to `build`.
 
     Args:
         size: `(height, width)` of the output, in pixels.
@@ -55,14 +51,6 @@ class ImagePreprocessing(Layer):
         std: Standard deviation per channel, for values in 0..1.
         crop_ratio: Side of the crop relative to the shorter side of the resized image.
         interpolation: "bicubic" or "bilinear".
-
-    Attributes:
-        preprocessing: That of its images, `Preprocessing.pixels`, with the crop that is still to be
-            made of a photograph. If a normalization is assigned, the layer takes over its `mean`
-            and `std`.
-
-    Raises:
-        ValueError: if the number of channels of the images is not that of `mean`.
     """
 
     def __init__(
@@ -85,7 +73,10 @@ class ImagePreprocessing(Layer):
 
     @property
     def preprocessing(self) -> Preprocessing:
-        """What is made of a photograph before the layer: pixels."""
+        """What is made of a photograph before the layer: pixels, perhaps cropped.
+
+        The layer takes over `mean` and `std` of a normalization that is assigned.
+        """
         return self._before
 
     @preprocessing.setter

@@ -137,8 +137,7 @@ class ResidualRefinement(MapLayer):
     Input and output: `(batch, heads, queries, keys)`.
 
     Args:
-        expansion: Ratio of inner maps to input maps, at least 1. The released S declares 6 but does
-            not pass it to its blocks: every released model has 3.
+        expansion: Ratio of inner maps to input maps, at least 1; 3 in every released model.
         kernel_size: Side of the convolution, odd.
         map_scale: $s$; in the released code $1/\sqrt d$, with $d$ the size of a head.
     """

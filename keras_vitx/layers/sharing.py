@@ -20,8 +20,7 @@ class SharingAttention(Attention):
     Output: as of `Attention`; with `return_shared=True`, a triple of it, the maps and what is
     passed on.
 
-    A subclass overrides `with_shared` (of queries, keys and values), `maps_with` (of its maps),
-    `shared_of` (what is passed on) and its `shared_shape`. It runs in a `SharedMapsBlock`.
+    A subclass overrides the methods below. It runs in a `SharedMapsBlock`.
     """
 
     reads_maps = True

@@ -8,7 +8,8 @@ import numpy as np
 
 from keras_vitx.checks import check_argument
 from keras_vitx.layers import ops
-from keras_vitx.layers.base import Layer, register
+from keras_vitx.layers.attention import Attention
+from keras_vitx.layers.base import Layer, build_all, register
 from keras_vitx.layers.initializers import initializers, normal, uniform
 from keras_vitx.positions import resample
 
@@ -275,6 +276,49 @@ class TokenPooling(Layer):
         return reduce(x[:, self.num_prefix_tokens :], axis=1)
 
 
+@register
+class AttentionPooling(Attention):
+    r"""One vector per image: a learned query reads the tokens (SigLIP, arXiv 2303.15343).
+
+    As `Attention`, with queries $Q = u W_q + b_q$ of a learned $u$, and an MLP behind it:
+    $$z = A V W_o + b_o, \qquad y = z + \mathrm{mlp}(\mathrm{LayerNorm}(z)).$$
+
+    Input: `(batch, tokens, dim)`. Output: `(batch, dim)`; maps and mask have one row.
+
+    Args:
+        num_heads: Number of heads.
+        mlp: A layer on tokens.
+        **kwargs: Further arguments of `Attention`, but for `gate`.
+    """
+
+    def __init__(self, num_heads: int, mlp: keras.layers.Layer, **kwargs):
+        super().__init__(num_heads, **kwargs)
+        self.mlp = mlp
+        mlp.name = "mlp"
+        norm = {"epsilon": 1e-6, "dtype": self.dtype_policy, "name": "norm"}
+        self.norm = keras.layers.LayerNormalization(**norm)
+
+    def build_projections(self, input_shape):
+        shape = (1, 1, input_shape[-1])
+        self.latent = self.add_weight(shape, normal(shape[-1] ** -0.5), name="latent")
+        self.q = self.dense(self.width, "q", shape, self.qkv_bias)
+        self.kv = self.dense(self.width + self.value_width, "kv", input_shape, self.qkv_bias)
+        build_all([self.norm, self.mlp], shape)
+
+    def projections(self, x, training=False):
+        query = self.run(self.q, ops.cast(self.latent, x.dtype), training)
+        query = ops.broadcast_to(query, (ops.shape(x)[0], *query.shape[1:]))
+        query, pair = map(self.split_heads, (query, self.run(self.kv, x, training)))
+        return query, pair[:, :, : self.num_heads], pair[:, :, self.num_heads :]
+
+    def maps_shape(self, tokens):
+        return (None, self.num_heads, 1, tokens)
+
+    def project(self, y, training=False):
+        y = super().project(y, training)
+        return (y + self.run_all([self.norm, self.mlp], y, training))[:, 0]
+
+
 def _convolution(parent, name, filters, input_shape, side, initialization="uniform", **arguments):
     """Return a built square `Conv2D`, a child of `parent`."""
     layer = keras.layers.Conv2D(
@@ -299,10 +343,7 @@ def _flatten(images):
 def patch_grid(
     image_shape: Sequence[int], patch_size: int, stride: int | None = None
 ) -> tuple[int, int]:
-    """Return the number of rows and columns of patches in an image `(height, width, ...)`.
-
-    Raises a ValueError if a side is not a multiple of `patch_size` or, with a `stride`, smaller.
-    """
+    """Return the rows and columns of patches in an image `(height, width, ...)` that they fit."""
     sides = tuple(image_shape[:2])
     if any(s is None or s < patch_size or (not stride and s % patch_size) for s in sides):
         fit, hint = "of at least" if stride else "that are multiples of", ""

@@ -95,6 +95,9 @@ ROWS = {
         1, head_size=4, gate="element", on_weights=[kvl.UniformHeads(1)]
     ),
     "ClassAttention/gate": lambda: kvl.ClassAttention(2, gate="element", normalizer="entmax15"),
+    "AttentionPooling/mixed": lambda: kvl.AttentionPooling(
+        2, kvl.MLP(), on_weights=[kvl.HeadMixing()], proj_dropout=0.1
+    ),
     "GatedPositionalAttention/sparse": (
         lambda: kvl.GatedPositionalAttention(4, normalizer="sparsemax"),
         (4, 8),

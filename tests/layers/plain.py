@@ -402,7 +402,10 @@ def attend(layer, x, training=False, mask=None):
     if layer.gate_proj is not None:
         gates = sigmoid(dense(layer.gate_proj, x[:, : y.shape[1]]))
         y = y * np.repeat(gates, y.shape[-1] // gates.shape[-1], axis=-1)
-    return in_order(layer.on_output, dense(layer.proj, y)), maps
+    y = in_order(layer.on_output, dense(layer.proj, y))
+    if isinstance(layer, kvl.AttentionPooling):
+        y = (y + plain(layer.mlp, norm(y, layer.norm)))[:, 0]
+    return y, maps
 
 
 def projections(layer, x):
@@ -413,6 +416,9 @@ def projections(layer, x):
         classes = layer.num_class_tokens
         z = x if layer.class_in_keys else x[:, classes:]
         return dense(layer.q, x[:, :classes]), dense(layer.k, z), dense(layer.v, z)
+    if isinstance(layer, kvl.AttentionPooling):
+        query = dense(layer.q, value(layer.latent)) + 0 * x[:, :1]
+        return query, *np.split(dense(layer.kv, x), [layer.width], axis=-1)
     if isinstance(layer, kvl.PositionalAttention):
         return *np.split(dense(layer.qk, x), 2, axis=-1), dense(layer.v, x)
     query, key, v = np.split(dense(layer.qkv, x), (layer.width, 2 * layer.width), axis=-1)

@@ -17,8 +17,7 @@ _plain_call, _plain_attention = ops.call, ops.fused_attention
 _plain_convolve_maps, _plain_depthwise_conv = ops.convolve_maps, ops.depthwise_conv
 _plain_gelu = ops.gelu
 
-SAVED = "saved"
-"""The name by which `remat` knows what else is worth saving."""
+SAVED = "saved"  # The name by which `remat` knows what else is worth saving.
 
 
 def on_cpu():

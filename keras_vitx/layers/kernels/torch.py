@@ -16,9 +16,7 @@ _plain_call, _plain_drop_path_mask = ops.call, ops.drop_path_mask
 _plain_convolve_maps = ops.convolve_maps
 
 ADD_TO_ALL, ADD_TENSOR_TO_ALL = functions_of_adam()
-BYTES_OF_MAPS = 4_000_000
-"""Of the images that attention takes at a time: about a core's cache."""
-
+BYTES_OF_MAPS = 4_000_000  # Of the images that attention takes at a time: about a core's cache.
 HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
 
@@ -134,7 +132,6 @@ LAYERS = {
     keras.layers.BatchNormalization: batch_norm,
     keras.layers.Conv2D: convolution,
 }
-"""Kernels of Keras's own layers."""
 
 
 def shape(x):
