@@ -125,6 +125,7 @@ GOLDEN_CASES: dict[str, Callable[..., keras.Model]] = {
     "dinov2": golden(
         "dinov2", kv.ViT, num_heads=3, layer_scale=1e-5, class_position=False, register_tokens=4
     ),
+    "siglip": golden("siglip", kv.ViT, num_heads=3, class_token=False, attention_pooling=True),
     "rope_vit": golden(
         "rope_vit", kv.RotaryViT, num_heads=3, rotary={"order": "xy"}, positions="patches"
     ),

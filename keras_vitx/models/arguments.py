@@ -10,13 +10,7 @@ import keras
 import numpy as np
 
 from keras_vitx.checks import Remat, check_argument, check_counts
-from keras_vitx.layers import (
-    Block,
-    DenseHead,
-    DistilledHead,
-    SharedMapsBlock,
-    TokenPooling,
-)
+from keras_vitx.layers import Block, DenseHead, DistilledHead, SharedMapsBlock, TokenPooling
 from keras_vitx.layers.base import at_least_float32
 from keras_vitx.layers.initializers import initializers
 from keras_vitx.layers.sharing import SharingAttention, check_similarity
@@ -82,8 +76,8 @@ class ModelArguments:
             `.weights.h5` or `.keras` file.
         input_shape: Image shape, `(height, width, channels)`, with sides that are multiples
             of the patch size. None means that of the checkpoint, or else of the size.
-        pooling: `"token"` (the class token), `"avg"` or `"max"` (over the patches). Under
-            a classifier, None means what the network was trained with: `"token"`, or `"avg"`.
+        pooling: `"token"` (the class token), `"avg"` or `"max"` (over the patches), or
+            `"attention"` (SigLIP). Under a classifier, None means what the network was trained with.
         classes: Number of classes. If it is not given, it is that of the checkpoint. If it differs
             from the checkpoint's, all weights except the classifier's are loaded.
         classifier_activation: Activation of the classifier, a name, a function or a layer, which is
@@ -123,13 +117,13 @@ class ModelArguments:
     strict: bool = True
 
     def __post_init__(self):
-        check_argument("pooling", self.pooling, Literal[TokenPooling.poolings] | None)
+        check_argument("pooling", self.pooling, Literal[*TokenPooling.poolings, "attention"] | None)
         check_counts(classes=self.classes)
 
     @property
     def pools_patches(self) -> bool:
         """Whether the output is pooled over the patches rather than read from a class token."""
-        return self.pooling in ("avg", "max")
+        return self.pooling not in (None, "token")
 
     def grid(self, patch_size: int, stride: int | None = None) -> tuple[int, int]:
         """Return the number of rows and columns of patches; see `layers.tokens.patch_grid`."""
@@ -219,6 +213,7 @@ class ModelArguments:
         initialization: str = "normal",
         dim: int = 1,
         num_register_tokens: int = 0,
+        attention_pooling: keras.layers.Layer | None = None,
         default_pooling: str | None = None,
         after_pooling: Sequence[keras.layers.Layer] = (),
     ) -> Layers:
@@ -233,17 +228,20 @@ class ModelArguments:
             initialization: Initial weights of the classifiers, as in `layers.initializers`.
             dim: Width of the last tokens, on which `"uniform"` depends.
             num_register_tokens: Number of tokens between those and the patches.
-            default_pooling: The pooling under a classifier; None is `"token"`, or `"avg"` without
-                class tokens.
+            attention_pooling: The layer of the pooling `"attention"`, if the family has it.
+            default_pooling: The pooling under a classifier; None is `"attention"` if there is that,
+                else `"token"`, or `"avg"` without class tokens.
             after_pooling: Layers over the vector of the image.
 
         Raises:
-            ValueError: if `pooling="token"` and there is no class token, or if `pooling` is
-                over patches and the classifier reads several tokens.
+            ValueError: if `pooling` is what the network does not have, or over patches and the
+                classifier reads several tokens.
         """
-        if self.pooling == "token" and num_class_tokens == 0:
+        lacks = {"token": num_class_tokens == 0, "attention": attention_pooling is None}
+        if lacks.get(self.pooling):
             raise ValueError(
-                "`pooling` must be 'avg' or 'max': there is no class token. Received: 'token'."
+                f"`pooling` must be 'avg' or 'max': there is no {self.pooling} to read. "
+                f"Received: {self.pooling!r}."
             )
         activation = [] if self.classifier_activation is None else [self.classifier_activation]
         if activation and not isinstance(activation[0], keras.layers.Layer):
@@ -260,9 +258,12 @@ class ModelArguments:
             return [head(self.classes, initialization, name="head"), *activation]
         layers: Layers = []
         if self.include_top or self.pooling:
-            default = default_pooling or ("token" if num_class_tokens else "avg")
+            default = "attention" if attention_pooling else "token" if num_class_tokens else "avg"
+            pooling = self.pooling or default_pooling or default
             prefix = num_class_tokens + num_register_tokens
-            pool = TokenPooling(self.pooling or default, prefix, name="pool")
+            pool = attention_pooling
+            if pooling != "attention":
+                pool = TokenPooling(pooling, prefix, name="pool")
             layers += [pool, *after_pooling]
         if self.include_top:
             starts = initializers(initialization, dim)

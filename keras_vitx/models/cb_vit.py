@@ -45,10 +45,7 @@ def CBViT(
         >>> kv.CBViT(dim=8, depth=2, num_heads=2, patch_size=8, input_shape=(16, 16, 3))
 
     Args:
-        dim: Width of a token.
-        depth: Number of blocks.
-        num_heads: Number of heads, a divisor of `dim`.
-        mlp_ratio: Hidden width of an MLP divided by `dim`.
+        dim, depth, num_heads, mlp_ratio: As in `ViT`.
         position: `"front"`, `"middle"` (after the activation, in the MLP only) or
             `"end"` (Table 5).
         where: `"mlp"`, `"msa"` (the attention) or `"both"` (Table 5).

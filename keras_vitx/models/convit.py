@@ -15,9 +15,7 @@ from keras_vitx.models.common import check_heads, class_tokens, last_norm
 from keras_vitx.preprocessing import IMAGENET_DEFAULT
 from keras_vitx.weights.names import Row, Table
 
-CHECKPOINT = Table(
-    rows=(Row(r"(.+)/gating_param", r"\1/gating_param"),),
-)
+CHECKPOINT = Table(rows=(Row(r"(.+)/gating_param", r"\1/gating_param"),))
 
 
 @family(IMAGENET_DEFAULT.replace(crop_ratio=0.875), CHECKPOINT)
@@ -45,8 +43,7 @@ def ConViT(
         ... patch_size=8, input_shape=(16, 16, 3))
 
     Args:
-        dim: Width of a token.
-        depth: Number of blocks.
+        dim, depth: As in `ViT`.
         num_heads: Number of heads, a divisor of `dim`, and a square number for the
             convolutional initialization.
         local_depth: Number of GPSA blocks (Figure 8); None is 10, or what `depth` allows. If

@@ -49,9 +49,7 @@ def DeepViT(
         >>> kv.DeepViT(dim=8, depth=2, num_heads=2, patch_size=8, input_shape=(16, 16, 3))
 
     Args:
-        dim: Width of a token.
-        depth: Number of blocks.
-        num_heads: Number of heads, a divisor of `dim`.
+        dim, depth, num_heads: As in `ViT`.
         re_attention_depth: Number of blocks, the last ones, with re-attention
             (Figure 9); None means all.
         mlp_ratio: Hidden width of an MLP divided by `dim`.

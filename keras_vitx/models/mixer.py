@@ -11,12 +11,7 @@ from keras_vitx.models.common import last_norm
 from keras_vitx.preprocessing import IMAGENET_INCEPTION
 from keras_vitx.weights.names import Table
 
-CHECKPOINT = Table(
-    replacements=(
-        ("/attn/mlp/", "/mlp_tokens/"),
-        ("/mlp/", "/mlp_channels/"),
-    ),
-)
+CHECKPOINT = Table(replacements=(("/attn/mlp/", "/mlp_tokens/"), ("/mlp/", "/mlp_channels/")))
 
 
 @family(IMAGENET_INCEPTION.replace(crop_ratio=0.875), CHECKPOINT)
@@ -37,8 +32,7 @@ def Mixer(
         >>> kv.Mixer(dim=8, depth=2, patch_size=8, input_shape=(16, 16, 3))
 
     Args:
-        dim: Width of a token.
-        depth: Number of blocks.
+        dim, depth: As in `ViT`.
         mlp_ratio: Hidden widths of the MLP along tokens and of the MLP along channels,
             divided by `dim`.
         patch_size: Side of a patch in pixels.

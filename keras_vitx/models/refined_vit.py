@@ -71,9 +71,7 @@ def RefinedViT(
         ... patch_size=8, input_shape=(16, 16, 3))
 
     Args:
-        dim: Width of a token.
-        depth: Number of blocks.
-        num_heads: Number of heads, a divisor of `dim`.
+        dim, depth, num_heads: As in `ViT`.
         expansion: Number of maps per head inside the refiner, at least 1 (Table 1).
         kernel_size: Side of the refiner's convolution, odd (Figure 6).
         mlp_ratio: Hidden width of an MLP divided by `dim`.
@@ -95,11 +93,8 @@ def RefinedViT(
             standard recipe and over 12 in the advanced one.
         similarity_depth: Number of blocks, from the first one on, whose maps are compared
             with those of the next block.
-        similarity_over: Axis of the cosine similarity, `"heads"` or `"queries"`, as in `DeepViT`.
-        similarity_of: Which maps are compared with those that a block receives: `"emitted"`, as
-            released, those that it carries on, so that the pairs within a group of blocks that
-            share maps are identical and add a constant; or `"used"`, those that multiply its
-            values, refined.
+        similarity_over, similarity_of: As in `SharedMapsBlock`. With `"emitted"`, as released, the
+            pairs within a group of blocks that share maps are identical and add a constant.
     """
     grid = args.grid(patch_size)
     check_heads(dim, num_heads)

@@ -55,8 +55,7 @@ def RotaryViT(
         >>> kv.RotaryViT(dim=16, depth=2, num_heads=2, patch_size=8, input_shape=(16, 16, 3))
 
     Args:
-        dim: Width of a token.
-        depth: Number of blocks.
+        dim, depth: As in `ViT`.
         num_heads: Number of heads; 4 must divide the size of one.
         rotary: Arguments of `RotaryEmbedding`.
         mlp_ratio: As in `ViT`.
@@ -66,8 +65,7 @@ def RotaryViT(
             `qkvb`; Transformers' have one of `"qv"`.
         positions: What has learned positions, too: `"patches"` (RoPE-ViT, Section 4.1), or
             `"tokens"`, also the class token (EVA-02).
-        register_tokens: As in `ViT`.
-        layer_scale: As in `ViT`.
+        register_tokens, layer_scale: As in `ViT`.
         mean_pooling: Whether a classifier reads the mean of the patches, which is normalized after
             it is taken (EVA-02). All tokens are then those of the last block, not normalized.
         epsilon: Epsilon of the norms.

@@ -11,7 +11,14 @@ from typing import Any
 import keras
 
 from keras_vitx.checks import check_counts
-from keras_vitx.layers import MLP, Attention, PatchEmbedding, PositionEmbedding, RegisterTokens
+from keras_vitx.layers import (
+    MLP,
+    Attention,
+    AttentionPooling,
+    PatchEmbedding,
+    PositionEmbedding,
+    RegisterTokens,
+)
 from keras_vitx.models.arguments import Layers, ModelArguments
 from keras_vitx.models.build import family
 from keras_vitx.models.common import check_heads, class_tokens, last_norm
@@ -36,6 +43,7 @@ def ViT(
     class_position: bool = True,
     class_token: bool = True,
     activation: str | Callable[..., Any] = "gelu",
+    attention_pooling: bool = False,
 ) -> Layers:
     """ViT: self-attention between the patches and a class token in every block.
 
@@ -57,9 +65,11 @@ def ViT(
             no classifier reads (Darcet et al., Section 2.2).
         class_position: Whether the class token and the registers have position embeddings. If not,
             they join the patches after these have theirs (DeiT III, DINOv2 with registers).
-        class_token: Whether there is a class token. SigLIP has none; of its files that pool by
-            attention, that part is left out.
+        class_token: Whether there is a class token. SigLIP has none.
         activation: Activation of the MLPs, as in `MLP`.
+        attention_pooling: Whether a classifier reads the tokens by `AttentionPooling` (SigLIP),
+            the `pooling` `"attention"`. With `include_top=False`, that gives the vector that SigLIP
+            compares with texts, not normalized; other poolings leave that part of a file out.
     """
     grid = args.grid(patch_size)
     check_heads(dim, num_heads)
@@ -68,17 +78,22 @@ def ViT(
     registers = [RegisterTokens(register_tokens, name="reg_token")] if register_tokens else []
     prefix, count = [*registers, *tokens], len(tokens) + register_tokens
     positions = PositionEmbedding(grid, count if class_position else 0, name="pos_embed")
+
+    def own_mlp(index: int = 0):
+        return MLP(mlp_ratio, activation, dropout=args.dropout)
+
     blocks = args.blocks(
         lambda index: Attention(num_heads),
-        lambda index: MLP(mlp_ratio, activation, dropout=args.dropout),
+        own_mlp,
         depth,
         layer_scale=layer_scale,
         scalar_scale=scalar_scale,
     )
+    pool = AttentionPooling(num_heads, own_mlp(), name="attn_pool") if attention_pooling else None
     return [
         PatchEmbedding(dim, patch_size, name="patch_embed"),
         *([*prefix, positions] if class_position else [positions, *prefix]),
         *blocks,
         last_norm(),
-        *args.head(len(tokens), num_register_tokens=register_tokens),
+        *args.head(len(tokens), num_register_tokens=register_tokens, attention_pooling=pool),
     ]

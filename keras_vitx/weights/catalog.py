@@ -158,26 +158,26 @@ vit_base_patch16_siglip_224.v2_webli SigLIP2_B inception 0.9
 vit_base_patch16_siglip_256.v2_webli SigLIP2_B inception 0.9
 vit_base_patch16_siglip_384.v2_webli SigLIP2_B inception 0.9
 vit_base_patch16_siglip_512.v2_webli SigLIP2_B inception 0.9
-vit_base_patch16_siglip_gap_224.v2_webli SigLIP2_B inception 0.9
-vit_base_patch16_siglip_gap_256.v2_webli SigLIP2_B inception 0.9
-vit_base_patch16_siglip_gap_384.v2_webli SigLIP2_B inception 0.9
-vit_base_patch16_siglip_gap_512.v2_webli SigLIP2_B inception 0.9
+vit_base_patch16_siglip_gap_224.v2_webli SigLIP2_B_GAP inception 0.9
+vit_base_patch16_siglip_gap_256.v2_webli SigLIP2_B_GAP inception 0.9
+vit_base_patch16_siglip_gap_384.v2_webli SigLIP2_B_GAP inception 0.9
+vit_base_patch16_siglip_gap_512.v2_webli SigLIP2_B_GAP inception 0.9
 vit_large_patch16_siglip_256.v2_webli SigLIP2_L inception 0.9
 vit_large_patch16_siglip_384.v2_webli SigLIP2_L inception 0.9
 vit_large_patch16_siglip_512.v2_webli SigLIP2_L inception 0.9
-vit_large_patch16_siglip_gap_256.v2_webli SigLIP2_L inception 0.9
-vit_large_patch16_siglip_gap_384.v2_webli SigLIP2_L inception 0.9
-vit_large_patch16_siglip_gap_512.v2_webli SigLIP2_L inception 0.9
+vit_large_patch16_siglip_gap_256.v2_webli SigLIP2_L_GAP inception 0.9
+vit_large_patch16_siglip_gap_384.v2_webli SigLIP2_L_GAP inception 0.9
+vit_large_patch16_siglip_gap_512.v2_webli SigLIP2_L_GAP inception 0.9
 vit_so400m_patch14_siglip_224.v2_webli SigLIP2_SO400M inception 0.9
 vit_so400m_patch14_siglip_378.v2_webli SigLIP2_SO400M inception 0.9
-vit_so400m_patch14_siglip_gap_224.v2_webli SigLIP2_SO400M inception 0.9
-vit_so400m_patch14_siglip_gap_378.v2_webli SigLIP2_SO400M inception 0.9
+vit_so400m_patch14_siglip_gap_224.v2_webli SigLIP2_SO400M_GAP inception 0.9
+vit_so400m_patch14_siglip_gap_378.v2_webli SigLIP2_SO400M_GAP inception 0.9
 vit_so400m_patch16_siglip_256.v2_webli SigLIP2_SO400M_16 inception 0.9
 vit_so400m_patch16_siglip_384.v2_webli SigLIP2_SO400M_16 inception 0.9
 vit_so400m_patch16_siglip_512.v2_webli SigLIP2_SO400M_16 inception 0.9
-vit_so400m_patch16_siglip_gap_256.v2_webli SigLIP2_SO400M_16 inception 0.9
-vit_so400m_patch16_siglip_gap_384.v2_webli SigLIP2_SO400M_16 inception 0.9
-vit_so400m_patch16_siglip_gap_512.v2_webli SigLIP2_SO400M_16 inception 0.9
+vit_so400m_patch16_siglip_gap_256.v2_webli SigLIP2_SO400M_16_GAP inception 0.9
+vit_so400m_patch16_siglip_gap_384.v2_webli SigLIP2_SO400M_16_GAP inception 0.9
+vit_so400m_patch16_siglip_gap_512.v2_webli SigLIP2_SO400M_16_GAP inception 0.9
 pit_b_224.in1k                             PiT_B      default   0.9   82.458 95.704 86.707  71.65
 pit_b_distilled_224.in1k                   PiT_B      default   0.9   83.774 96.468 88.106  73.82
 mixer_b16_224.goog_in21k_ft_in1k           Mixer_B16  inception 0.875 76.616  92.25 82.012  63.22

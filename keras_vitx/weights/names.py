@@ -49,7 +49,7 @@ GENERIC = Table(
         Row(r"(.+)/moving_variance", r"\1/running_var"),
         Row(r"pos_embed/embeddings", r"pos_embed", "positions"),
         Row(r"(cls|dist|reg)_token/token", r"\1_token"),
-        Row(r"(.+)/(q_bias|v_bias)", r"\1/\2"),
+        Row(r"(.+)/(q_bias|v_bias|latent)", r"\1/\2"),
     ),
 )
 

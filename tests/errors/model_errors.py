@@ -68,6 +68,7 @@ ERRORS = {
         "`stride` must be ... Received: 0": made("PiT", stride=0),
         "`input_shape` must ... patch size 17. Received: ": made("PiT", patch_size=17),
         "`pooling` must be 'avg' or 'max'... Received: 'token'": made("Mixer", pooling="token"),
+        "there is no attention ... Received: 'attention'": made("CaiT", pooling="attention"),
         "`class_names` must be a list ... Received: 'cat'": (
             lambda: setattr(FAMILIES["ViT"](), "class_names", "cat")
         ),

@@ -110,7 +110,9 @@ TODAY = {
     ),
     "eva02_tiny_patch14_224": (kv.EVA02_Ti, HEADLESS | {"pooling": "avg"}),
     "eva02_base_patch14_224": (kv.EVA02_B, HEADLESS | {"pooling": "avg"}),
-    "vit_base_patch16_siglip_gap_224": (kv.SigLIP2_B, HEADLESS | {"pooling": "avg"}),
+    "vit_base_patch16_siglip_gap_224": (kv.SigLIP2_B_GAP, HEADLESS | {"pooling": "avg"}),
+    "vit_base_patch16_siglip_224": (kv.SigLIP2_B, HEADLESS | {"pooling": "attention"}),
+    "vit_so400m_patch16_siglip_256": (kv.SigLIP2_SO400M_16, HEADLESS | {"pooling": "attention"}),
 }
 
 
