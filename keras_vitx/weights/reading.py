@@ -244,7 +244,23 @@ def _from_transformers(arrays: dict[str, StoredArray]) -> dict[str, StoredArray]
         joined["pos_embed"] = positions._replace(
             shape=(one, count - 1, dim), read=lambda: positions.read()[:, 1:]
         )
+    if "pos_embed" in joined and len(joined["pos_embed"].shape) == 2:  # SigLIP's.
+        embedding = joined["pos_embed"]
+        joined["pos_embed"] = embedding._replace(
+            shape=(1, *embedding.shape), read=lambda: embedding.read()[None]
+        )
+    for kind in ("weight", "bias"):
+        if packed := joined.pop(f"attn_pool.in_proj_{kind}", None):
+            dim = packed.shape[0] // 3
+            joined[f"attn_pool.q.{kind}"] = _rows(packed, 0, dim)
+            joined[f"attn_pool.kv.{kind}"] = _rows(packed, dim, 3 * dim)
     return joined
+
+
+def _rows(array: StoredArray, start: int, stop: int) -> StoredArray:
+    """Return some rows of an array."""
+    shape = (stop - start, *array.shape[1:])
+    return array._replace(shape=shape, read=lambda: array.read()[start:stop])
 
 
 def _joined(parts: Sequence[StoredArray]) -> StoredArray:

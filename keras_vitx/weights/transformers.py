@@ -1,9 +1,14 @@
-"""Names in files of Hugging Face Transformers (ViT, DeiT, DINOv2 and 3), and of parts of arrays."""
+"""Names in files of Hugging Face Transformers, and of parts of arrays.
+
+ViT, DeiT, DINOv2 and 3, SigLIP and SigLIP 2 (images of one size).
+"""
 
 import re
 from collections.abc import Iterable
 
-PATCHES = re.compile(r"(.*)embeddings\.patch_embeddings\.(?:projection\.)?weight")
+PATCHES = re.compile(
+    r"(.*)embeddings\.(?:patch_embeddings\.(?:projection\.)?|patch_embedding\.)weight"
+)
 REGISTERS = "embeddings.register_tokens"
 
 # Whole names, without a prefix such as "vit."; the first match wins. An empty name is of a weight
@@ -33,6 +38,19 @@ ROWS = (
     (r"(?:model\.)?layer\.(\d+)\.(norm[12]\..+)", r"blocks.\1.\2"),
     (r"(?:model\.)?layer\.(\d+)\.mlp\.(?:gate|up)_proj\.(.+)", r"blocks.\1.mlp.fc1.\2"),
     (r"(?:model\.)?layer\.(\d+)\.mlp\.down_proj\.(.+)", r"blocks.\1.mlp.fc2.\2"),
+    (r"(?:text_model\..+|logit_(?:scale|bias)|embeddings\.position_ids)", r""),
+    (r"embeddings\.position_embedding\.weight", r"pos_embed"),
+    (r"embeddings\.patch_embedding\.(weight|bias)", r"patch_embed.proj.\1"),
+    (r"encoder\.layers\.(\d+)\.self_attn\.[qkv]_proj\.(.+)", r"blocks.\1.attn.qkv.\2"),
+    (r"encoder\.layers\.(\d+)\.self_attn\.out_proj\.(.+)", r"blocks.\1.attn.proj.\2"),
+    (r"encoder\.layers\.(\d+)\.layer_norm([12])\.(.+)", r"blocks.\1.norm\2.\3"),
+    (r"encoder\.layers\.(\d+)\.(mlp\..+)", r"blocks.\1.\2"),
+    (r"post_layernorm\.(.+)", r"norm.\1"),
+    (r"head\.probe", r"attn_pool.latent"),
+    (r"head\.attention\.(in_proj_.+)", r"attn_pool.\1"),
+    (r"head\.attention\.out_proj\.(.+)", r"attn_pool.proj.\1"),
+    (r"head\.layernorm\.(.+)", r"attn_pool.norm.\1"),
+    (r"head\.(mlp\..+)", r"attn_pool.\1"),
 )  # fmt: skip
 # Names of timm's whose arrays are parts of one: EVA-02-B and L, DINOv3-S+.
 JOINED = (

@@ -18,6 +18,11 @@ NO_POSITION = {"layer_scale": 1.0, "class_position": False, "register_tokens": 4
 DINOV3 = {"rotary": {"halves": True, "centered": True}, "qkv_bias": "qv", "include_top": False}
 DINOV3 |= {"register_tokens": 4}
 OF_DINOV3 = MLP_SIZE | {"num_register_tokens": 4}
+SIGLIP = {"class_token": False, "attention_pooling": True, "activation": "gelu_tanh"}
+TOWERS = {
+    "vision_config": COMMON | MLP_SIZE,
+    "text_config": {**COMMON, **MLP_SIZE, "vocab_size": 9, "projection_size": 24},
+}
 # Class in Transformers, config, ours.
 NETWORKS = {
     "vit": ("ViTForImageClassification", MLP_SIZE, {"classes": 5}),
@@ -39,6 +44,8 @@ NETWORKS = {
         OF_DINOV3 | {"use_gated_mlp": True, "hidden_act": "silu"},
         DINOV3 | {"gated_mlp": True},
     ),
+    "siglip2": ("SiglipModel", TOWERS, SIGLIP | {"include_top": False, "pooling": "attention"}),
+    "siglip2-bare": ("SiglipVisionModel", MLP_SIZE, SIGLIP | {"include_top": False}),
 }
 
 
@@ -54,8 +61,9 @@ def test_a_file_of_transformers(network, tmp_path, timm):
         for parameter in theirs.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
         images = torch.randn(2, 3, 32, 32)
-        expected = theirs(images)
-    expected = getattr(expected, "logits", getattr(expected, "last_hidden_state", None)).numpy()
+        expected = getattr(theirs, "vision_model", theirs)(images)
+    output = "pooler_output" if "pooling" in ours else "last_hidden_state"
+    expected = getattr(expected, "logits", getattr(expected, output, None)).numpy()
     theirs.save_pretrained(tmp_path)
     path = tmp_path / "model.safetensors"
     family = kv.RotaryViT if "rotary" in ours else kv.ViT
