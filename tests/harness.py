@@ -243,10 +243,8 @@ FORMATS = {
 
 def save(model, path):
     """Write a model in the format of the path's suffix; return the path."""
-    if path.suffix in (".pth", ".ckpt"):
+    if path.suffix == ".pth":
         pytest.importorskip("torch")
-    if path.suffix == ".ckpt":
-        return save(model, path.with_suffix(".pth")).rename(path)
     (write,) = [FORMATS[end] for end in FORMATS if path.name.endswith(end)]
     write(model, path)
     return path

@@ -23,15 +23,6 @@ from keras_vitx.layers import Attention
 IMAGES = numbers((2, 16, 16, 3))
 
 
-# pytorch/pytorch#160064
-def test_maps_of_a_query_without_keys_are_zero():
-    mask = np.ones((2, 5, 5), bool)
-    mask[:, 1] = False
-    y, maps = Attention(2)(numbers((2, 5, 8)), attention_mask=mask, return_attention_scores=True)
-    assert np.isfinite(array(y)).all() and np.isfinite(array(maps)).all()
-    assert not array(maps)[:, :, 1].any()
-
-
 # keras-team/keras#9589
 def test_a_frozen_model_inside_another_is_loaded_frozen(tmp_path):
     base = FAMILIES["CaiT"]()
@@ -61,19 +52,9 @@ def test_a_quantized_model_is_loaded(mode, tmp_path):
     close(loaded.predict(IMAGES, verbose=0), model.predict(IMAGES, verbose=0))
 
 
-# keras-team/keras#19792
-def test_a_model_over_the_images_of_a_film():
-    base, films = FAMILIES["ViT"](), numbers((2, 3, 16, 16, 3))
-    inputs = keras.Input((3, 16, 16, 3))
-    model = keras.Model(inputs, keras.layers.TimeDistributed(base)(inputs))
-    alone = base.predict(films.reshape(6, 16, 16, 3), verbose=0)
-    close(model.predict(films, verbose=0), alone.reshape(2, 3, 5))
-
-
 # keras-team/keras#21639
 @pytest.mark.skipif(BACKEND == "jax", reason="Keras has no metrics in layers there")
-@pytest.mark.parametrize("remat", (False, True))
-def test_a_metric_of_a_layer_inside_a_block_counts(remat):
+def test_a_metric_of_a_layer_inside_a_block_counts():
     class Measured(keras.layers.Layer):
         def __init__(self, **kwargs):
             super().__init__(**kwargs)
@@ -83,7 +64,7 @@ def test_a_metric_of_a_layer_inside_a_block_counts(remat):
             self.metric.update_state(maps)
             return maps
 
-    model = FAMILIES["ViT"](remat=remat, attention=lambda _: Attention(2, on_weights=[Measured()]))
+    model = FAMILIES["ViT"](remat=True, attention=lambda _: Attention(2, on_weights=[Measured()]))
     model.compile("sgd", "sparse_categorical_crossentropy")
     logs = model.train_on_batch(numbers((4, 16, 16, 3)), np.arange(4), return_dict=True)
     assert logs["mean"] == pytest.approx(1 / 5)
@@ -91,19 +72,17 @@ def test_a_metric_of_a_layer_inside_a_block_counts(remat):
 
 # keras-team/keras#18398
 @pytest.mark.skipif(BACKEND != "tensorflow", reason="TensorFlow's checkpoints")
-@pytest.mark.parametrize("family", ("DeepViT", "RefinedViT"))
-def test_a_checkpoint_of_tensorflow_has_layers_in_lists(family, tmp_path):
+def test_a_checkpoint_of_tensorflow_has_layers_in_lists(tmp_path):
     import tensorflow as tf
 
-    model, other = randomized(family, conv_stem=True), FAMILIES[family](conv_stem=True)
+    model, other = randomized("RefinedViT", conv_stem=True), FAMILIES["RefinedViT"](conv_stem=True)
     path = tf.train.Checkpoint(model=model).save(tmp_path / "checkpoint")
     tf.train.Checkpoint(model=other).restore(path).assert_consumed()
     same_weights(other, model)
 
 
-@pytest.mark.parametrize("before", (0.0, 0.1))
-def test_a_rate_set_by_hand_is_used_and_saved(before, tmp_path):
-    model = FAMILIES["ViT"](drop_path=before)
+def test_a_rate_set_by_hand_is_used_and_saved(tmp_path):
+    model = FAMILIES["ViT"](drop_path=0.0)
     for block in model.blocks:
         block.drop_path1.rate = block.drop_path2.rate = 1 - 1e-7
     model.save(tmp_path / "model.keras")
@@ -113,46 +92,33 @@ def test_a_rate_set_by_hand_is_used_and_saved(before, tmp_path):
         close(array(one.blocks[1](x, training=True)), x)
 
 
-# joblib/threadpoolctl#87, datalad/datalad#2461
+# python-poetry/poetry-core#88; joblib/threadpoolctl#87, datalad/datalad#2461
 @pytest.mark.backend_free
-def test_docstrings_may_be_stripped(monkeypatch):
+def test_the_package_may_be_zipped_and_its_docstrings_stripped(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONOPTIMIZE", "2")
-    run_python("from keras_vitx import cli; cli.app.meta(['train', '--help'])")
-
-
-# python-poetry/poetry-core#88
-@pytest.mark.backend_free
-def test_the_package_may_be_zipped(tmp_path):
     shutil.make_archive(tmp_path / "package", "zip", ROOT, "keras_vitx")
-    run_python(
+    said = run_python(
         """
         import sys
         sys.path.insert(0, sys.argv[1])
         import numpy as np, keras_vitx as kv
-        assert ".zip" in kv.__file__
+        if ".zip" not in kv.__file__:  # An assertion would be stripped, too.
+            raise SystemExit(kv.__file__)
         model = kv.ViT(8, 1, 2, patch_size=8, input_shape=(16, 16, 3), classes=3)
         kv.analysis.explore(model, np.zeros((1, 16, 16, 3), "uint8"), sys.argv[2])
-        assert kv.decode_predictions(np.eye(1, 1000), top=1)[0][0][1] == "tench"
+        print(kv.decode_predictions(np.eye(1, 1000), top=1)[0][0][1])
+        from keras_vitx import cli
+        cli.app.meta(["train", "--help"])
         """.replace("\n        ", "\n"),
         tmp_path / "package.zip",
         tmp_path / "page.html",
-    )
-
-
-@keras.saving.register_keras_serializable("cases")
-class OfGrid(Attention):
-    """Attention that can't be built before it is told the grid."""
-
-    def set_grid(self, grid, num_prefix_tokens):
-        self.patches = grid[0] * grid[1] + num_prefix_tokens
-
-    def build(self, input_shape):
-        assert input_shape[1] == self.patches
-        super().build(input_shape)
+    ).stdout
+    assert "tench" in said and (tmp_path / "page.html").stat().st_size > 0
 
 
 def test_clones_and_cut_models_tell_the_grid(tmp_path):
-    model, images = FAMILIES["ViT"](attention=lambda index: OfGrid(2)), numbers((2, 16, 16, 3))
+    # Its positions are of 2 x 3 patches, which 6 tokens do not say.
+    model, images = FAMILIES["ConViT"](input_shape=(16, 24, 3)), numbers((2, 16, 24, 3))
     clone = keras.models.clone_model(model)
     clone.set_weights(model.get_weights())
     close(array(clone(images)), array(model(images)))

@@ -4,17 +4,13 @@ from keras_vitx import layers as kvl
 from keras_vitx.layers import MLP, Attention, Block, LocalMapConvolution, PatchEmbedding
 
 BACKEND_FREE = True
-TOKENS, IMAGES = (None, 5, 8), (None, 8, 10, 3)
-
+IMAGES = (None, 8, 10, 3)
 
 ERRORS = {
     ValueError: {
         "`kernel_size` must be odd. Received: 2": lambda: LocalMapConvolution(2),
         "`kernel_size` must ... 4": lambda: kvl.ResidualRefinement(kernel_size=4),
         "`constraint` must be one of ... Received: 'rows'": lambda: LocalMapConvolution(3, "rows"),
-        "`num_heads` must be a square...Received: num_heads=6": (
-            lambda: kvl.GatedPositionalAttention(6)
-        ),
         "`conv_start` must be one of ... Received: 'half'": lambda: kvl.PositionalAttention(
             4, conv_start="half"
         ),
@@ -22,7 +18,6 @@ ERRORS = {
         "`context` must be one of ... Received: 'median'": lambda: kvl.ContextBroadcasting(
             "median"
         ),
-        "`rate` must be in [0, 1). Received: rate=1.": lambda: kvl.DropPath(1),
         "`pooling` must be one of ... Received: 'median'": lambda: kvl.TokenPooling("median"),
         "`input_shape` must have sides that are multiples of the patch size 4. Received: "
         "input_shape=(8, 10, 3); the nearest is (8, 12)": lambda: kvl.ConvStem(8, (4,), 4).build(
@@ -37,11 +32,8 @@ ERRORS = {
         ),
         "`attention` must be a layer. Received: <class": lambda: Block(Attention, MLP()),
         "`mlp` must be a layer. Received: <class": lambda: Block(Attention(2), MLP),
-        "`residual_dtype` must be one of 'float32', or None. Received: 'float16'": (
-            lambda: Block(Attention(2), MLP(), residual_dtype="float16")
-        ),
         "`num_heads` must divide ... Received: num_heads=3, width=8": (
-            lambda: Attention(3).build(TOKENS)
+            lambda: Attention(3).build((None, 5, 8))
         ),
     }
 }

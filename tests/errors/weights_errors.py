@@ -12,10 +12,6 @@ def of(*arguments, **more):
     return lambda: find_source(*arguments, **more)
 
 
-def name_classes(names):
-    FAMILIES["Mixer"]().class_names = names
-
-
 def tensors(name="new.safetensors", **options):
     return lambda classifier, empty: save_safetensors(classifier, empty / name, **options)
 
@@ -32,10 +28,7 @@ ERRORS = {
         "weights=...must be a repository of a model": of("hf://datasets/a/b/c.pth"),
         "weights='hf://owner/repo/model.onnx' should": of("hf://owner/repo/model.onnx"),
         "README.md' should end in one of: .safetensors, .pth": of(ROOT / "README.md"),
-        **{
-            f"weights=...{size} has no public ...No checkpoint": of("imagenet", size)
-            for size in ("CaiT_XS36", "CaiT_S48", "CaiT_M24")
-        },
+        "weights=...CaiT_XS36 has no public ...No checkpoint": of("imagenet", "CaiT_XS36"),
         "weights=...Did you mean 'imagenet'": of("imagnet", "CaiT_XXS24"),
         "weights=...'cait_xxs24_224.fb_dist_in1k'": of("cait_xxs24_225.fb_dist_in1k", "CaiT_XXS24"),
         "weights=...of CaiT_S36, not of CaiT_S24": of("cait_s36_384.fb_dist_in1k", "CaiT_S24"),
@@ -50,8 +43,6 @@ ERRORS = {
             "deit_tiny_patch16_224.fb_in1k", "ViT_Ti", **TOKEN
         ),
         "CaiT_S24 with distillation_token=True has no public": of("imagenet", "CaiT_S24", **TOKEN),
-        "`class_names` must be a list...Received: 'cat'": lambda: name_classes("cat"),
-        "`class_names` must be a list...Received: {0: 'cat'": lambda: name_classes({0: "cat"}),
         "`path` must end in .safetensors": tensors("new.bin"),
         "`dtype` must be ... 'int8'": tensors(dtype="int8"),
         "`dtype` must be None for head.weight": large,
@@ -59,14 +50,8 @@ ERRORS = {
             save_safetensors(classifier, "gs://bucket/m.safetensors")
         ),
     },
-    FileNotFoundError: {
-        "weights='...absent.pth': there is no such file": lambda tmp_path: find_source(
-            tmp_path / "absent.pth"
-        ),
-        "weights='absent.pth': there is no such file": of("absent.pth"),
-    },
+    FileNotFoundError: {"weights='absent.pth': there is no such file": of("absent.pth")},
     OSError: {
-        f"keep {size.lower()} at https://drive.google...its path": of("imagenet", size)
-        for size in ("DeepViT_24B", "DeepViT_32B", "DeepViT_S", "DeepViT_L")
+        "keep deepvit_s at https://drive.google...its path": of("imagenet", "DeepViT_S"),
     },
 }

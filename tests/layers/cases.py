@@ -155,11 +155,8 @@ ROWS = {
         qkv_bias=False,
         dropout=0.1,
     ),
-    "HeadMixing/no_bias": lambda: kvl.HeadMixing(use_bias=False),
     "HeadMixing/fewer": lambda: kvl.HeadMixing(heads_out=2),
-    "ReAttention/scaled": lambda: kvl.ReAttention(map_scale=0.25),
     "ReAttention/plain": lambda: kvl.ReAttention(normalize=False),
-    "LocalMapConvolution/1": lambda: kvl.LocalMapConvolution(kernel_size=1),
     "LocalMapConvolution/5": lambda: kvl.LocalMapConvolution(kernel_size=5),
     "LocalMapConvolution/spatial": (
         lambda: kvl.LocalMapConvolution(constraint="spatial", grid=[2, 3]),
@@ -169,21 +166,17 @@ ROWS = {
         kernel_size=5, constraint="row+column"
     ),
     "Refinement/no_reduction": lambda: kvl.Refinement(expansion=2, kernel_size=5, reduction=False),
-    "Refinement/spatial": lambda: kvl.Refinement(expansion=1, constraint="spatial", grid=(1, 4)),
     "ResidualRefinement/scaled": lambda: kvl.ResidualRefinement(
         expansion=2, kernel_size=5, map_scale=0.5
     ),
     "Temperature": (lambda: kvl.Temperature(0.5), MAPS),
     "Temperature/learnable": lambda: kvl.Temperature(2, learnable=True),
-    "UniformHeads/two": lambda: kvl.UniformHeads(2),
-    "MLP/relu": lambda: kvl.MLP(2.5, activation="relu", dropout=0.2),
     "MLP/around": lambda: kvl.MLP(
         on_input=[kvl.ContextBroadcasting()],
         on_hidden=[kvl.ContextBroadcasting(scale=0.5)],
         on_output=[kvl.LayerScale(0.1)],
         hidden=12,
     ),
-    "TokenMixing/dropout": lambda: kvl.TokenMixing(6, dropout=0.2),
     "ContextBroadcasting/max": lambda: kvl.ContextBroadcasting("max", halve=False),
     "ContextBroadcasting/class": lambda: kvl.ContextBroadcasting("class"),
     "ContextBroadcasting/product": lambda: kvl.ContextBroadcasting("class_product"),
@@ -197,10 +190,8 @@ ROWS = {
     "LayerScale/initializer": lambda: kvl.LayerScale(
         keras.initializers.RandomUniform(0.0, 0.2, seed=1)
     ),
-    "LayerScale/scalar": lambda: kvl.LayerScale(1, scalar=True),
     "DropPath": (kvl.DropPath, TOKENS),
     "DropPath/rate": lambda: kvl.DropPath(0.3, seed=7),
-    "PatchEmbedding/small": (lambda: kvl.PatchEmbedding(6, patch_size=4), (12, 8, 1)),
     "PatchEmbedding/stride": (lambda: kvl.PatchEmbedding(8, patch_size=4, stride=3), (13, 9, 3)),
     "ConvStem/three": (lambda: kvl.ConvStem(6, channels=[4, 5, 6], patch_size=4), (8, 12, 1)),
     "ImagePreprocessing": (
@@ -220,8 +211,6 @@ ROWS = {
     ),
     "TokenPooling/avg": lambda: kvl.TokenPooling("avg", num_prefix_tokens=2),
     "TokenPooling/max": lambda: kvl.TokenPooling("max", num_prefix_tokens=0),
-    "DistilledHead/three": lambda: kvl.DistilledHead(3),
-    "DenseHead/three": lambda: kvl.DenseHead(3),
     "Block/talking": lambda: kvl.Block(
         kvl.TalkingHeadsAttention(2, dropout=0.1),
         kvl.MLP(2, dropout=0.1),

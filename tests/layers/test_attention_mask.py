@@ -4,19 +4,11 @@ import keras
 import numpy as np
 import pytest
 from cases import LAYERS
-from harness import BACKEND, MIXED, array, close, compiled, gradients, joined, precision
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from harness import BACKEND, array, close, compiled, gradients, joined, precision
 from keras import ops
 from plain import made
 
-from keras_vitx.keras_internals import sublayers
-from keras_vitx.layers import (
-    Attention,
-    Block,
-    LocalMapConvolution,
-    SharedAttention,
-)
+from keras_vitx.layers import Attention, Block, SharedAttention
 
 MASKABLE = [
     name
@@ -28,14 +20,8 @@ HERE = [name for name in MASKABLE if BACKEND == "torch" or "/" not in name]
 # Layers that count or shift what is left out (ContextBroadcasting, UniformHeads, sigmoid, BN), or
 # have a fixed grid of tokens.
 COUNTS = (
-    "uniform",
-    "around",
-    "residual_scale",
-    "Positional",
-    "spatial",
-    "rotary",
-    "sigmoid",
-    "relu",
+    *("uniform", "around", "residual_scale", "Positional"),
+    *("spatial", "rotary", "sigmoid", "relu"),
 )
 TOKENWISE = [n for n in HERE if n != "SharedMapsBlock" and not any(word in n for word in COUNTS)]
 
@@ -53,35 +39,27 @@ def test_every_attention_is_masked():
 
 
 @pytest.mark.parametrize("name", HERE)
-@pytest.mark.parametrize("policy", ("float32", MIXED[0]) if BACKEND == "torch" else ("float32",))
-def test_a_masked_row_is_finite(name, policy):
-    """Queries without a key, and their gradients, in training too."""
-    with precision(policy):
+def test_a_masked_row_is_finite(name):
+    """Gradients of queries without a key, in training; in float16, the smallest range."""
+    with precision("mixed_float16" if BACKEND == "torch" else "float32"):
         layer, x = made(name)
     mask = np.ones((3, *pairs(name, layer)), bool)
     mask[0] = mask[:, 0] = mask[:, :, -1] = False
-    for training in (False, True) if BACKEND == "torch" else (True,):
 
-        def total(training=training):
-            y = layer(x, attention_mask=ops.convert_to_tensor(mask), training=training)
-            return ops.sum(ops.cast(joined(y), "float32"))
+    def total():
+        y = layer(x, attention_mask=ops.convert_to_tensor(mask), training=True)
+        return ops.sum(ops.cast(joined(y), "float32"))
 
-        value, found = gradients(total, layer.trainable_variables)
-        assert all(np.isfinite(each).all() for each in (value, *found))
+    value, found = gradients(total, layer.trainable_variables)
+    assert all(np.isfinite(each).all() for each in (value, *found))
 
 
 @pytest.mark.parametrize("name", TOKENWISE)
-@settings(max_examples=25 if BACKEND == "torch" else 1)
-@given(kept=st.lists(st.booleans(), min_size=5, max_size=5).filter(any))
-@example(kept=[True, True, True, False, False])
-def test_masked_tokens_are_as_if_left_out(name, kept):
+def test_masked_tokens_are_as_if_left_out(name):
     layer, x = made(name)
     queries, keys = pairs(name, layer)
-    if queries < 5:  # Class tokens, which are always there, and one to read.
-        kept = [True] * (queries + 1) + kept[queries + 1 :]
-    if any(isinstance(part, LocalMapConvolution) for part in sublayers(layer)):
-        kept = sorted(kept, reverse=True)  # It reads neighbors, so only the last can be left out.
-    kept = np.array(kept)
+    # The last, because local convolutions read neighbors; class tokens are always there.
+    kept = np.arange(5) < 3
     whole = kept[:, None] & kept
     tokens, *maps = x if isinstance(x, tuple) else (x,)
     short = [tokens[:, kept], *(one[:, :, kept][..., kept] for one in maps)]

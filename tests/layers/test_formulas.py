@@ -46,7 +46,7 @@ def test_formula(name):
 
 
 def masks(maps):
-    """Return masks of several shapes; in the first, one query has no key."""
+    """Return masks of several shapes; in the first, one query has no key (pytorch#160064)."""
     batch, _, queries, keys = maps.shape
     mask = np.random.default_rng(3).random((batch, queries, keys)) < 0.5
     mask[0, -1] = False

@@ -49,18 +49,13 @@ def test_signature_of_a_size():
         assert parameters[name].kind is application[name].kind
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_numpy_numbers(family, tmp_path):
-    own = {"dim": np.int64(8), "depth": np.array(3), "num_heads": np.int32(4)}
-    if family == "PiT":
-        own = {"dims": np.array((8, 16)), "depths": (np.int64(1), 2), "num_heads": np.array((2, 4))}
-    if family == "Mixer":
-        own = {"dim": np.int64(8), "depth": np.array(3), "mlp_ratio": np.array((0.5, 4.0))}
+def test_numpy_numbers(tmp_path):
+    own = {"dims": np.array((8, 16)), "depths": (np.int64(1), 2), "num_heads": np.array((2, 4))}
     own |= {"input_shape": np.array((16, 24, 3)), "patch_size": np.int64(8)}
     own |= {"classes": np.arange(4).max() + 1, "drop_path": np.linspace(0, 0.5, 3)}
-    model = FAMILIES[family](**own)
+    model = FAMILIES["PiT"](**own)
     plain = {key: np.array(value).tolist() for key, value in own.items()}
-    expected = FAMILIES[family](**plain).get_config()
+    expected = FAMILIES["PiT"](**plain).get_config()
     assert model.get_config() == {**expected, "name": model.name}
     model.class_names = np.array(["a", "b", "c", "d"])
     model.save(tmp_path / "model.keras")

@@ -1,10 +1,9 @@
 """A model cut from a Chain becomes a Chain again, with the same layers and weights."""
 
 import keras
-import numpy as np
 import pytest
-from harness import FAMILIES, array, close, gradients, numbers
-from keras import layers, ops
+from harness import FAMILIES, array, close, numbers
+from keras import layers
 
 import keras_vitx as kv
 
@@ -36,19 +35,9 @@ def test_a_line_of_layers_becomes_a_chain(family, cut):
     kept += family == "RefinedViT"
     assert after.layers[:kept] == model.layers[:kept] and len(after.layers) == kept + 1
     close(array(after(IMAGES)), array(before(IMAGES)))
-    variables = before.trainable_variables
-    assert {id(v) for v in after.trainable_variables} == set(map(id, variables))
-    found, wanted = (
-        gradients(
-            lambda one=one: ops.mean(ops.reshape(one(IMAGES, training=True), (4, -1))[:, 0] ** 2),
-            variables,
-        )
-        for one in (after, before)
-    )
-    close(found[0], wanted[0])
-    floor = 1e-6 * max(np.abs(gradient).max() for gradient in wanted[1])
-    for variable, gradient, want in zip(variables, found[1], wanted[1], strict=True):
-        np.testing.assert_allclose(gradient, want, rtol=1e-4, atol=floor, err_msg=variable.path)
+    close(*(array(one(IMAGES, training=True)) for one in (after, before)))
+    trained, wanted = ({id(v) for v in one.trainable_variables} for one in (after, before))
+    assert trained == wanted
 
 
 def test_the_whole_model_and_its_clone():

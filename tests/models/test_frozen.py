@@ -37,12 +37,21 @@ def flags(model):
     return parts, [(variable.path, variable.trainable) for variable in model.weights]
 
 
-def check(family, changes, directory):
+# A layer at any depth, by its place (0 is the model), and whether it trains.
+PARTS, MODEL = (
+    [(5, False), (12, False), (-1, False), (15, False), (16, True)],
+    [(0, False), (-2, True)],
+)
+
+
+@pytest.mark.parametrize("family", ("CaiT", "RefinedViT"))
+@pytest.mark.parametrize("changes", ([*PARTS, *COPIES], [*MODEL, *list(COPIES)[:-1]]))
+def test_frozen_in_every_copy(family, changes, tmp_path):
     model = FAMILIES[family](name="mine")
     count = len(trained(model))
     for index, change in enumerate(changes):
         if change in COPIES:
-            target = directory / str(index)
+            target = tmp_path / str(index)
             target.mkdir()
             twin = COPIES[change](model, target)
             assert trained(twin) == trained(model)
@@ -56,20 +65,6 @@ def check(family, changes, directory):
     model.trainable = False
     model.trainable = True
     assert len(trained(model)) == count
-
-
-# A layer at any depth, by its place (0 is the model), and whether it trains.
-PARTS, MODEL = (
-    [(5, False), (12, False), (-1, False), (15, False), (16, True)],
-    [(0, False), (-2, True)],
-)
-FAMILIES_AT_SIZES = [family for family in FAMILIES if family != "Mixer"]
-
-
-@pytest.mark.parametrize("family", FAMILIES_AT_SIZES)
-@pytest.mark.parametrize("changes", ([*PARTS, *COPIES], [*MODEL, *list(COPIES)[:-1]]))
-def test_frozen_in_every_copy(family, changes, tmp_path):
-    check(family, changes, tmp_path)
 
 
 def test_frozen_layers_of_ones_own(tmp_path):
@@ -91,12 +86,6 @@ def test_frozen_layers_of_ones_own(tmp_path):
     blocks(model)[1].attention.on_weights[0].mixes[1].trainable = False
     assert trained(by_file(model, tmp_path)) == trained(model)
     assert len(trained(model)) == count - 2
-
-
-def test_a_layer_made_frozen_is_frozen():
-    attention = Attention(2, trainable=False)
-    attention.build((None, 5, 8))
-    assert attention.trainable_variables == [] and not attention.qkv.kernel.trainable
 
 
 def test_the_optimizer_of_a_frozen_model_continues(tmp_path):

@@ -1,19 +1,18 @@
-"""Names, positions and frozen layers, for any model."""
+"""Names and positions, for any model."""
 
-import copy
 import inspect
 
 import keras
 import numpy as np
 import pytest
-from harness import BACKEND, FAMILIES, FORMATS, randomize, same_weights, save
+from harness import FAMILIES, FORMATS, randomize, same_weights, save
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 import keras_vitx as kv
-from keras_vitx.keras_internals import sublayers
 from keras_vitx.weights import load_weights, resample, to_checkpoint
 
+pytestmark = pytest.mark.backend_free
 OPTIONS = {
     "depth": st.integers(1, 3),
     "class_depth": st.integers(0, 2),
@@ -77,7 +76,6 @@ PLACES = {
 }
 
 
-@pytest.mark.backend_free
 @settings(max_examples=15)
 @given(
     configured(),
@@ -87,7 +85,7 @@ PLACES = {
 )
 def test_names_lead_there_and_back(tmp_path_factory, configured, unnamed, form, place, other_place):
     family, options = configured
-    if unnamed and family not in ("Mixer", "PiT", "CBPiT"):
+    if unnamed and family not in ("Mixer", "PiT"):
         options["mlp"] = lambda index: Unnamed()
     try:
         model, other = (
@@ -104,7 +102,6 @@ def test_names_lead_there_and_back(tmp_path_factory, configured, unnamed, form, 
     assert len(to_checkpoint(model)) == len(model.weights)
 
 
-@pytest.mark.backend_free
 @given(*[st.tuples(st.integers(1, 30), st.integers(1, 30))] * 2, st.integers(0, 2))
 def test_positions_are_resampled_as_in_timm(timm, old, new, prefix):
     import torch
@@ -123,31 +120,3 @@ def test_positions_are_resampled_as_in_timm(timm, old, new, prefix):
     plain = torch.nn.functional.interpolate(patches, new, mode="bicubic", align_corners=False)
     found = resample(entries, old, new, prefix, antialias=False)[:, prefix:]
     np.testing.assert_allclose(found, plain.flatten(2).mT.numpy(), atol=1e-5)
-
-
-def by_file(model, directory):
-    model.save(directory / "m.keras")
-    return keras.saving.load_model(directory / "m.keras")
-
-
-COPIES = {
-    "keras": by_file,
-    "clone": lambda model, directory: keras.models.clone_model(model),
-    "deepcopy": lambda model, directory: copy.deepcopy(model),
-    "config": lambda model, directory: type(model).from_config(model.get_config()),
-}
-STEPS = st.tuples(st.integers(0), st.booleans()) | st.sampled_from(sorted(COPIES))
-
-
-@settings(max_examples=25 if BACKEND == "torch" else 5)
-@given(st.sampled_from(sorted(FAMILIES)), st.lists(STEPS, min_size=2, max_size=6))
-def test_what_is_frozen_stays_frozen(tmp_path_factory, family, steps):
-    model = FAMILIES[family]()
-    for step in steps:
-        if isinstance(step, tuple):
-            layers = sublayers(model)
-            layers[step[0] % len(layers)].trainable = step[1]
-            continue
-        before = [(variable.path, variable.trainable) for variable in model.weights]
-        model = COPIES[step](model, tmp_path_factory.mktemp("copies"))
-        assert [(variable.path, variable.trainable) for variable in model.weights] == before

@@ -8,6 +8,8 @@ from harness import array, close, numbers, randomize, same_weights
 import keras_vitx as kv
 from keras_vitx.layers import Attention, HeadMixing
 
+# Of names and shapes; the golden files compare the arithmetic on each backend.
+pytestmark = pytest.mark.backend_free
 SMALL = {"dim": 24, "depth": 2, "num_heads": 3, "patch_size": 8, "input_shape": (32, 32, 3)}
 COMMON = {
     **{"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "image_size": 32},

@@ -13,21 +13,11 @@ import keras_vitx as kv
 from keras_vitx.weights import load, load_weights, resample, to_checkpoint
 from keras_vitx.weights.reading import open_weights
 
+pytestmark = pytest.mark.backend_free
+
 
 def of_grid(rows, columns, **more):
     return make_tiny(input_shape=(8 * rows, 8 * columns, 3), **more)
-
-
-def test_the_golden_file_and_back(golden_model, golden_file, golden_tensors):
-    case = np.load(GOLDEN / "cait.npz")
-    close(golden_model.predict(case["input"], verbose=0), case["logits"], 1e-5)
-    tensors = to_checkpoint(golden_model)
-    assert tensors.keys() == golden_tensors.keys()
-    for name, tensor in tensors.items():
-        np.testing.assert_array_equal(tensor, golden_tensors[name], err_msg=name)
-    model = make_tiny()
-    load_weights(model, str(golden_file))
-    same_weights(model, golden_model)
 
 
 def test_other_heads(golden_file, golden_tensors, file_of, caplog):
@@ -86,17 +76,16 @@ def test_files_hold_their_grid(tmp_path, caplog, suffix):
     assert not caplog.records
 
 
-@pytest.mark.parametrize("suffix", [*FORMATS, ".ckpt"])
+@pytest.mark.parametrize("suffix", FORMATS)
 def test_the_file_determines_the_classes(tmp_path, monkeypatch, caplog, suffix):
     monkeypatch.setattr(kv.models.build, "MODELS", {**kv.models.build.MODELS})
     size = {"dim": 24, "depth": 3, "num_heads": 4, "patch_size": 8}
     size = kv.models.variant("Tiny_1000", kv.CaiT, (32, 32, 3), **size)
     model, images = make_tiny(classes=7), keras.Input((32, 32, 3))
     path = save(model, tmp_path / f"m{suffix}")
-    for more in ({}, {"input_tensor": images}, {"pooling": "avg"}):
-        loaded = size(weights=path, **more)
-        assert loaded.output_shape == (None, 7) and not caplog.records
-        same_weights(loaded, model)
+    loaded = size(weights=path, input_tensor=images, pooling="avg")
+    assert loaded.output_shape == (None, 7) and not caplog.records
+    same_weights(loaded, model)
     assert size(weights=path, classes=5).output_shape == (None, 5)
     assert "head has 7 classes" in caplog.text
     assert size(weights=path, include_top=False).output_shape[-1] == 24

@@ -3,14 +3,13 @@
 import argparse
 import json
 import os
-import subprocess
 import sys
 import zipfile
 
 import keras
 import numpy as np
 import pytest
-from harness import BACKEND, FORMATS, ROOT, numbers, same_weights, save
+from harness import FORMATS, numbers, same_weights, save
 from safetensors import safe_open
 from tiny import make_tiny, positions_of
 
@@ -53,7 +52,6 @@ TORCH_FILES = {
         "callbacks": {"best": {"best_model_score": torch.tensor(0.8)}},
     },
     "parameters": lambda torch, s: {n: torch.nn.Parameter(value) for n, value in s.items()},
-    "bfloat16": lambda torch, s: {n: v.to(torch.bfloat16).float() for n, v in s.items()},
 }
 
 
@@ -66,16 +64,16 @@ TORCH_FILES = {
     ],
 )
 def test_torch_files(torch, state, golden_model, tmp_path, content, suffix):
-    path, expected = tmp_path / f"file{suffix}", golden_model
-    tensors = TORCH_FILES[content](torch, state)
-    if content == "bfloat16":
-        expected = make_tiny()
-        rounded = keras.ops.convert_to_numpy
-        for variable, value in zip(expected.weights, golden_model.weights, strict=True):
-            variable.assign(rounded(keras.ops.cast(value, "bfloat16")).astype("float32"))
-        tensors = {name: value.to(torch.bfloat16) for name, value in state.items()}
+    path, tensors = tmp_path / f"file{suffix}", TORCH_FILES[content](torch, state)
     torch.save(tensors, path, _use_new_zipfile_serialization=suffix != ".old.pth")
-    same_weights(make_tiny(weights=path), expected)
+    same_weights(make_tiny(weights=path), golden_model)
+
+
+def test_a_torch_file_in_bfloat16(torch, state, tmp_path):
+    rounded = {name: value.to(torch.bfloat16) for name, value in state.items()}
+    torch.save(rounded, tmp_path / "file.pth")
+    for name, found in to_checkpoint(make_tiny(weights=tmp_path / "file.pth")).items():
+        np.testing.assert_array_equal(found, rounded[name].float().numpy(), err_msg=name)
 
 
 @pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
@@ -115,12 +113,12 @@ def test_without_torch_the_extra_is_named(unused, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("suffix", FORMATS)
-def test_a_damaged_file_is_one_error(unused, tmp_path, suffix):
+def test_a_damaged_file_is_one_error(tmp_path, suffix):
     if suffix == ".pth":
         pytest.importorskip("torch")
     path = save(make_tiny(), tmp_path / f"m{suffix}")
     content = path.read_bytes()
-    damaged = [b"", b"<p>no</p>" * 99, *(content[: len(content) * i // 8] for i in range(1, 8))]
+    damaged = [b"", b"<p>no</p>" * 99, *(content[: len(content) * i // 8] for i in (1, 4, 7))]
     damaged += [content[:at] + b"\xff" * 8 + content[at + 8 :] for at in (0, 8, len(content) - 16)]
     for each in damaged:
         path.write_bytes(each)
@@ -170,14 +168,13 @@ def test_float16_has_half_the_size(golden_model, tmp_path):
 
 # safetensors/safetensors#782, huggingface/sentence-transformers#4010
 @pytest.mark.skipif(os.name == "nt", reason="permissions of POSIX")
-@pytest.mark.parametrize("umask", [0o077, 0o022, 0o002])
-def test_files_have_the_permissions_that_the_umask_leaves(umask, unused, tmp_path):
-    before = os.umask(umask)
+def test_files_have_the_permissions_that_the_umask_leaves(unused, tmp_path):
+    before = os.umask(0o002)
     try:
         save_safetensors(unused, tmp_path / "m.safetensors")
     finally:
         os.umask(before)
-    assert (tmp_path / "m.safetensors").stat().st_mode & 0o777 == 0o666 & ~umask
+    assert (tmp_path / "m.safetensors").stat().st_mode & 0o777 == 0o664
 
 
 def test_keras_files_are_not_built(golden_model, tmp_path):
@@ -201,10 +198,9 @@ def test_every_format_in_other_models(golden_model, golden_tensors, tmp_path, su
     same_weights(make_tiny(weights=path), golden_model)
     same_weights(make_tiny(weights=path, classes=7), golden_model, but="head")
     same_weights(make_tiny(weights=path, include_top=False), golden_model, but="head")
-    for grid in ((8, 6), (2, 3)):
-        model = make_tiny(weights=path, input_shape=(8 * grid[0], 8 * grid[1], 3))
-        expected = resample(golden_tensors["pos_embed"], (4, 4), grid)
-        np.testing.assert_array_equal(positions_of(model), expected)
+    model = make_tiny(weights=path, input_shape=(64, 48, 3))
+    expected = resample(golden_tensors["pos_embed"], (4, 4), (8, 6))
+    np.testing.assert_array_equal(positions_of(model), expected)
     with pytest.raises(ValueError, match=r"18 missing from the file: blocks[._]3"):
         make_tiny(weights=path, depth=4)
     with pytest.raises(ValueError, match=r"18 not in the model: blocks[._]2"):
@@ -222,40 +218,9 @@ def test_keras_files_of_a_trained_model(tmp_path, suffix):
     same_weights(make_tiny(weights=save(model, tmp_path / f"m{suffix}"), **arguments), model)
 
 
-def test_quantized_weights_are_refused_and_lora_is_merged(tmp_path):
-    model = make_tiny()
-    images = numbers((1, 32, 32, 3))
-    model.get_layer("head").enable_lora(2)
-    model.get_layer("head").lora_kernel_b.assign(numbers((2, 10)))
-    model.save(tmp_path / "lora.keras")
-    merged = make_tiny(weights=tmp_path / "lora.keras")
-    np.testing.assert_allclose(
-        *(each.predict(images, verbose=0) for each in (model, merged)), rtol=1e-5, atol=1e-5
-    )
+def test_quantized_weights_are_refused(tmp_path):
     model = make_tiny()
     model.quantize("int8")
     model.save(tmp_path / "int8.keras")
     with pytest.raises(ValueError, match="25 missing from the file"):
         make_tiny(weights=tmp_path / "int8.keras")
-
-
-@pytest.mark.skipif(BACKEND != "torch", reason="once is enough")
-def test_a_model_is_loaded_while_another_process_saves_it(tmp_path):
-    """A reader meets a whole file, and so does one after the writer was killed."""
-    path = tmp_path / "m.safetensors"
-    save_safetensors(make_tiny(), path)
-    code = "import sys; sys.path.insert(0, 'tests/weights'); from tiny import make_tiny\n"
-    code += "from keras_vitx.weights import save_safetensors\nmodel = make_tiny()\nprint()\n"
-    code += f"while True: save_safetensors(model, {str(path)!r})"
-    paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
-    with subprocess.Popen(
-        [sys.executable, "-c", code],
-        stdout=subprocess.PIPE,
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": paths},
-    ) as writer:
-        writer.stdout.readline()
-        for _ in range(30):
-            load_weights(make_tiny(), path)
-        writer.kill()
-    load_weights(make_tiny(), path)
