@@ -16,6 +16,7 @@ from keras_vitx.analysis.measure import Measure as Measure
 from keras_vitx.analysis.measure import at_start as at_start
 from keras_vitx.analysis.measure import measure as measure
 from keras_vitx.analysis.page import explore as explore
+from keras_vitx.analysis.pictures import plot_attribution as plot_attribution
 from keras_vitx.analysis.pictures import plot_class_attention as plot_class_attention
 from keras_vitx.analysis.pictures import plot_maps as plot_maps
 from keras_vitx.analysis.pictures import plot_query as plot_query

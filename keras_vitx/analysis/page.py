@@ -17,6 +17,7 @@ import keras
 import numpy as np
 from PIL import Image
 
+from keras_vitx.analysis.attribution import attribute
 from keras_vitx.analysis.measure import MEASURES, add_sums, means, where_defined
 from keras_vitx.analysis.pictures import likely_classes, one_or_three
 from keras_vitx.analysis.trace import trace
@@ -45,29 +46,17 @@ class Chart:
 
 
 BEFORE, LAST = "Similarity to the block before", "Similarity to the last block"
+BRANCH = "Norm of its output, relative to the norm of the tokens it is added to."
 CHARTS = (
-    Chart(
-        "entropy",
-        "Entropy",
-        "Of a row of the softmax, in nats: 0 for attention to one token, the dashed line for "
-        "uniform attention.",
-        beside="uniform_entropy",
-    ),
+    Chart("entropy", "Entropy", "In nats: 0 for one token; dashed: uniform.", "uniform_entropy"),
     Chart("nonlocality", "Nonlocality", "Mean distance of attention, in patches."),
+    Chart("sink_share", "Sinks", "Share of all attention that the most attended token gets."),
     Chart("gates", "Gates", "Share of positional attention, learned for each head."),
     Chart("head_similarity", "Similarity of heads", "Mean cosine between the maps of two heads."),
     Chart("map_similarity", BEFORE, "Mean cosine of its maps with those of the block before it."),
     Chart("feature_similarity", LAST, "Mean cosine of its tokens with those after the last one."),
-    Chart(
-        "attention_branch",
-        "Attention branch",
-        "Norm of the output of attention, relative to the norm of the tokens it is added to.",
-    ),
-    Chart(
-        "mlp_branch",
-        "MLP branch",
-        "Norm of the output of the MLP, relative to the norm of the tokens it is added to.",
-    ),
+    Chart("attention_branch", "Attention branch", BRANCH),
+    Chart("mlp_branch", "MLP branch", BRANCH),
 )
 """The charts, in the order of the page. One that applies to no block of a model is omitted."""
 
@@ -86,8 +75,9 @@ def explore(
 
     The page is one file that needs no server and no network. It shows the attention of each patch
     and the class token, in every block and head, before the maps are modified (those of the
-    softmax) and after (those that multiply the values), the measures of `charts` by depth, and the
-    most probable classes. Maps are stored in 48 levels per row.
+    softmax) and after (those that multiply the values), what the prediction owes to each patch (the
+    two methods of `attribute` that read maps), the measures of `charts` by depth, and the most
+    probable classes. Maps are stored in 48 levels per row.
 
     Args:
         model: A model of this package, a `Chain`.
@@ -106,7 +96,7 @@ def explore(
         The path.
 
     Raises:
-        ValueError: as in `preprocess_input`; if the page would exceed the limit.
+        ValueError: as in `preprocess_input` and `attribute`; if the page would exceed the limit.
         OSError: if an image can't be decoded, or the page can't be written.
     """
     path = local_path(path)
@@ -124,7 +114,6 @@ def explore(
     names = list(names)
     measure_names = {name for chart in charts for name in (chart.measure, chart.beside) if name}
     measures = {name: where_defined(MEASURES[name]) for name in measure_names}
-    limit *= 1e6
     entries = {name: {"name": name} for name in order}
     prefixes = _prefixes(model)
     maps: dict[str, Quantized] = {}
@@ -150,11 +139,15 @@ def explore(
         sums = {name: {} for name in measures}
         add_sums(sums, walk(number, image), measures)
         (classes,) = likely_classes(model, image[None])
+        methods = ("rollout", "gradient_attention") if classes else ("rollout",)
         image_entries.append(
             {
                 "name": name,
                 "source": _picture(image, model.preprocessing),
                 "classes": [(label, _round(probability)) for label, probability in classes],
+                "attributions": {
+                    method: _numbers(attribute(model, image[None], method)) for method in methods
+                },
                 "measures": {
                     each: [_numbers(values.get(block)) for block in order]
                     for each, values in means(sums).items()
@@ -167,16 +160,15 @@ def explore(
         "blocks": list(entries.values()),
         "images": image_entries,
         "charts": [vars(chart) for chart in charts],
+        "grid": model.grid,
         "heads": heads,
         "levels": LEVELS,
     }
     page = _page(metadata, maps)
-    if len(page) > limit:
+    if len(page) > limit * 1e6:
         raise ValueError(
             f"The page would have {len(page) / 1e6:.1f} MB, more than the limit of "
-            f"{limit / 1e6:g} MB. Show fewer images, fewer blocks (`blocks`, such as 0,11,23), "
-            "fewer heads (`heads`, such as 0,1) or only their mean (`heads`: mean), or raise "
-            "`limit`."
+            f"{limit:g} MB. Show fewer images, `blocks` or `heads`, or raise `limit`."
         )
     with atomic_write(path) as temporary:
         temporary.write_bytes(page)
@@ -188,9 +180,11 @@ def _stages(block, heads):
     stages = {"after": block.maps}
     if block.before is not block.maps:
         stages = {"before": block.before, **stages}
-    return {
-        stage: _select_heads(maps[0], heads) for stage, maps in stages.items() if maps is not None
-    }
+    chosen = slice(None) if heads in (None, "mean") else heads
+    maps = {stage: each[0, chosen] for stage, each in stages.items() if each is not None}
+    if heads == "mean":
+        return {stage: each.mean(0, keepdims=True) for stage, each in maps.items()}
+    return maps
 
 
 def _prefixes(model):
@@ -206,15 +200,6 @@ def _prefixes(model):
     return found
 
 
-def _select_heads(maps, heads):
-    """Return the maps `(heads, queries, keys)` of some heads, or their mean as one head."""
-    if heads is None:
-        return maps
-    if heads == "mean":
-        return maps.mean(0, keepdims=True)
-    return maps[heads]
-
-
 def quantize(maps: np.ndarray, count: int) -> Quantized:
     """Return the minimum, the step between levels and the sum of each row, and uint8 levels."""
     sums = maps.sum(-1, dtype="float64")
@@ -223,12 +208,6 @@ def quantize(maps: np.ndarray, count: int) -> Quantized:
     levels = (maps - low[..., None]) / np.where(step > 0, step, 1)[..., None]
     per_row = (array.astype("<f4") for array in (low, step, sums))
     return *per_row, np.rint(levels).astype("uint8")
-
-
-def weights(maps: Quantized) -> np.ndarray:
-    """Return the weights of quantized maps, exact to half a step."""
-    low, step, _, levels = maps
-    return low[..., None] + step[..., None] * levels
 
 
 def _round(number):

@@ -10,6 +10,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_vitx.analysis.attribution import Method, Target, attribute
 from keras_vitx.analysis.drawing import Picture, drawing
 from keras_vitx.analysis.figures import mark
 from keras_vitx.analysis.measures import entropy
@@ -70,6 +71,37 @@ def plot_class_attention(
                 rows.append([first, *cells])
                 first = None  # Only the first row of an image shows it.
     return _draw(rows, path, (1.5, 1.7) if mode == "heads" else (2, 2.2), "cividis")
+
+
+def plot_attribution(
+    model: keras.Model,
+    images: Any,
+    path: str | os.PathLike,
+    methods: Sequence[Method] = ("rollout", "gradient_attention", "smooth_gradient"),
+    target: Target = None,
+    shown: np.ndarray | None = None,
+) -> Picture:
+    """Plot what a prediction owes to each place, over the gray image: a column per method.
+
+    Args:
+        model, images: As in `attribute`.
+        path: Path of the file; the suffix selects the format (`.png`, `.pdf`).
+        methods: Methods of `attribute`, each scaled to its range in the image.
+        target: As in `attribute`.
+        shown: The images to show, as in `plot_class_attention`.
+    """
+    images = ops.convert_to_numpy(images)
+    shown = scaled_to_1(images) if shown is None else shown
+    found = [attribute(model, images, method, target) for method in methods]
+    salient = [saliency(each[:, None], shown.shape[1:3]) for each in found]
+    rows = []
+    for index, (image, likely) in enumerate(zip(shown, likely_classes(model, images), strict=True)):
+        row = [{"picture": image, "title": "\n".join(f"{name} {p:.0%}" for name, p in likely[:2])}]
+        for method, each in zip(methods, salient, strict=True):
+            style = {"title": method.replace("_", " "), "alpha": each[index]}
+            row.append({"picture": each[index], "over": _gray(image), **style})
+        rows.append(row)
+    return _draw(rows, path, (2, 2.3), "inferno")
 
 
 def saliency(maps: np.ndarray, size: tuple[int, int]) -> np.ndarray:
@@ -219,7 +251,8 @@ def _by_entropy(blocks, count):
 def _draw(rows, path, cell_size, cmap):
     """Draw rows of cells: None, or a `picture` and arguments of `imshow`.
 
-    A cell may have a `title`, the color `behind` it, and a patch to `mark`.
+    A cell may have a `title`, the color `behind` it, a gray image that it is `over`, and a patch
+    to `mark`.
     """
     with drawing(path, (len(rows), max(map(len, rows))), cell_size) as axes:
         for axis in axes.flat:
@@ -231,6 +264,8 @@ def _draw(rows, path, cell_size, cmap):
                 style = dict(cell)
                 picture, title = one_or_three(style.pop("picture")), style.pop("title", "")
                 patch, behind = style.pop("mark", None), style.pop("behind", None)
+                if (gray := style.pop("over", None)) is not None:
+                    axis.imshow(gray, cmap="gray", vmin=0, vmax=1)
                 axis.imshow(picture, cmap=cmap, **style)
                 axis.set_title(title, fontsize=7, **({"backgroundcolor": behind} if behind else {}))
                 if patch:

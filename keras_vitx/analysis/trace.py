@@ -162,22 +162,15 @@ def embedding_maps(model: keras.Model, images: Any) -> Iterator[tuple[str, np.nd
         `(batch, heads, patches, patches)`. Class blocks, blocks that reuse or add shared maps,
         and those without attention are left out.
     """
-    embedding, blocks = model.layers[0], [b for b in model.blocks if _reads_tokens(b)]
-
-    def walk():
-        with without_gradients():
-            patches = embedding(ops.convert_to_tensor(images, dtype="float32"))
-        for block in blocks:
-            with without_gradients():
-                _, maps = block.attention(patches, training=False, return_attention_scores=True)
-            yield block.name, as_array(maps)
-
-    return walk()
-
-
-def _reads_tokens(block):
+    with without_gradients():
+        patches = model.layers[0](ops.convert_to_tensor(images, dtype="float32"))
     others = (SharingAttention, ClassAttention)
-    return isinstance(block.attention, Attention) and not isinstance(block.attention, others)
+    for block in model.blocks:
+        attention = block.attention
+        if isinstance(attention, Attention) and not isinstance(attention, others):
+            with without_gradients():
+                _, maps = attention(patches, training=False, return_attention_scores=True)
+            yield block.name, as_array(maps)
 
 
 def class_attention(model: keras.Model, images: Any) -> dict[str, np.ndarray]:

@@ -11,13 +11,17 @@ from harness import FAMILIES, numbers, randomized
 from PIL import Image
 
 import keras_vitx as kv
-from keras_vitx.analysis import explore, measure, trace
-from keras_vitx.analysis.page import quantize, weights
+from keras_vitx.analysis import attribute, explore, measure, trace
+from keras_vitx.analysis.page import quantize
 
 PICTURES = np.random.default_rng(0).integers(0, 256, (2, 24, 20, 3), "uint8")
 
 
 SCRIPT = re.compile(r'<script[^>]* (?:id|data-maps)="([^"]+)"[^>]*>(.*?)</script>', re.DOTALL)
+
+
+def weights(low, step, _, levels):
+    return low[..., None] + step[..., None] * levels
 
 
 def read(path):
@@ -31,7 +35,7 @@ def read(path):
         content, rows = zlib.decompress(base64.b64decode(text)), shape[0] * shape[1]
         per_row = np.frombuffer(content, "<f4", 3 * rows).reshape(3, *shape[:2])
         levels = np.frombuffer(content, "uint8", offset=12 * rows).reshape(shape)
-        maps[name] = weights((*per_row, levels))
+        maps[name] = weights(*per_row, levels)
     return metadata, maps
 
 
@@ -55,6 +59,9 @@ def test_maps_and_measures_are_those_of_the_model(family, tmp_path):
         for block, values in zip(metadata["blocks"], image["measures"]["entropy"], strict=True):
             wanted = entropy.get(block["name"])
             assert wanted is values or values == pytest.approx(wanted, rel=1e-3, abs=1e-4)
+        for method, values in image["attributions"].items():
+            wanted = attribute(model, pixels, method).ravel()
+            assert values == pytest.approx(wanted, rel=1e-3, abs=1e-4)
     assert not maps
     assert ("gates" in metadata["images"][0]["measures"]) == (family == "ConViT")
 
@@ -72,11 +79,12 @@ def test_the_page_needs_nothing_else(tmp_path):
     assert not re.search(r"<script[^>]+src=|@import|url\(", page)
 
 
-def test_predictions_and_pictures(tmp_path):
+def test_predictions_and_pictures(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
     model = randomized("ViT")
     model.class_names = tuple("abcde")
     Image.fromarray(PICTURES[0]).save(tmp_path / "one.png")
-    metadata, _ = read(explore(model, tmp_path / "one.png", tmp_path / "page.html"))
+    metadata, _ = read(explore(model, tmp_path / "one.png", "~/page.html"))
     (image,) = metadata["images"]
     assert image["name"] == "one.png" and image["source"].startswith("data:image/png;base64,")
     expected = model.predict_on_batch(kv.preprocess_input(PICTURES[:1], model))[0]
@@ -115,7 +123,7 @@ def test_sums_are_those_of_the_maps_that_were_not_rounded():
     maps /= maps.sum(-1, keepdims=True)
     quantized = quantize(maps, 48)
     np.testing.assert_allclose(quantized[2], 1, rtol=1e-6)
-    assert np.abs(weights(quantized).sum(-1) - 1).max() > 1e-5
+    assert np.abs(weights(*quantized).sum(-1) - 1).max() > 1e-5
 
 
 @pytest.mark.backend_free

@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 import pytest
-from harness import FAMILIES, numbers, randomized
+from harness import numbers, randomized
 from PIL import Image
 
 from keras_vitx import analysis
@@ -155,14 +155,32 @@ def test_class_token(drawn):
     assert said.count("%") == (predicted > 0.1).sum()
 
 
+def test_attributions(drawn):
+    model = randomized("CaiT")
+    axes = drawn(analysis.plot_attribution, model, IMAGES, methods=["rollout", "gradient"])
+    found = saliency(analysis.attribute(model, IMAGES, "rollout")[:, None], (16, 16))
+    for row, picture in zip(axes, found, strict=True):
+        assert [axis.get_title() for axis in row[1:]] == ["rollout", "gradient"]
+        gray, over = row[1].images
+        np.testing.assert_allclose(over.get_array(), picture, atol=1e-6)
+        assert np.ptp(gray.get_array()) > 0.1
+
+
 # QUVA-Lab/artemis#39
-def test_the_path_of_a_figure_is_one_that_opens(monkeypatch, tmp_path):
+@pytest.mark.parametrize(
+    ("suffix", "kind", "start"),
+    [
+        ("png", "image/png", b"\x89PNG"),
+        ("svg", "image/svg+xml", "<?xml"),
+        ("pdf", "text/plain", ""),
+    ],
+)
+def test_a_figure_is_a_path_that_opens_and_a_picture(suffix, kind, start, monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
-    path = analysis.plot_curves({"a": {1: 0.5}}, "~/a.png", xlabel="epoch")
-    assert path == tmp_path / "a.png" and path._repr_mimebundle_()["image/png"]
-    assert analysis.explore(
-        FAMILIES["ViT"](), np.zeros((1, 16, 16, 3), "uint8"), "~/a.html"
-    ).exists()
+    path = analysis.plot_curves({"a": {1: 0.5, 2: 0.6}}, f"~/a.{suffix}", xlabel="epoch")
+    assert path == tmp_path / f"a.{suffix}" and path.exists()
+    ((found, content),) = path._repr_mimebundle_().items()
+    assert found == kind and content.startswith(start)
 
 
 def test_attention_of_one_patch(drawn):

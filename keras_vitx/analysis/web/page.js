@@ -12,6 +12,7 @@ function draw() {
 function drawNow() {
   const block = shown.find(({ b }) => b === state.block);
   for (const figure of element("panes").children) drawPane(figure, block);
+  drawAttributions();
   drawSheet();
   element("block").value = state.block;
   element("head").value = state.head;

@@ -53,6 +53,13 @@ function makePanes() {
     figure.append(canvas, make("figcaption"));
     return figure;
   }));
+  element("attributions").replaceChildren(...Object.keys(metadata.images[0].attributions).map((method) => {
+    const figure = make("figure", { id: method });
+    const canvas = make("canvas");
+    canvas.setAttribute("role", "img");
+    figure.append(canvas, make("figcaption"));
+    return figure;
+  }));
 }
 
 function drawPane(figure, block) {
@@ -63,25 +70,10 @@ function drawPane(figure, block) {
   if (hidden && document.activeElement === canvas) figure.nextSibling.firstChild.focus();
   figure.hidden = hidden;
   if (hidden) return;
-  const picture = pictures[state.image];
-  const ratio = picture.naturalHeight / picture.naturalWidth || 1;
-  canvas.width = Math.round(canvas.clientWidth * (window.devicePixelRatio || 1));
-  canvas.height = Math.round(canvas.width * ratio);
-  const context = canvas.getContext("2d");
-  const { width, height } = canvas;
-  context.imageSmoothingEnabled = picture.naturalWidth >= 128;
-  context.drawImage(picture, 0, 0, width, height);
   const values = weights(block, stage, state.head);
-  const offset = values && extras(block, stage);
-  const patches = values && values.subarray(offset);
-  if (values) {
-    paint(small, block.grid, patches, isSigned(block, stage));
-    context.imageSmoothingEnabled = false;
-    context.globalAlpha = 1 - element("mix").value / 100;
-    context.drawImage(small, 0, 0, width, height);
-    context.globalAlpha = 1;
-    if (state.query === "patch") outline(context, block.grid, width, height);
-  }
+  const patches = values && values.subarray(extras(block, stage));
+  drawOver(canvas, block.grid, patches, isSigned(block, stage));
+  if (values && state.query === "patch") outline(canvas, block.grid);
   caption.replaceChildren(
     make("b", { textContent: titleOf(block, stage) + ". " }),
     values ? summary(values, patches, block, stage) : "Unpacking the maps …",
@@ -89,7 +81,37 @@ function drawPane(figure, block) {
   canvas.setAttribute("aria-label", `Map ${titleOf(block, stage)}. ${caption.textContent}`);
 }
 
-function outline(context, grid, width, height) {
+/** Draw the picture, and on it weights of its patches, if there are any. */
+function drawOver(canvas, grid, values, signed) {
+  const picture = pictures[state.image];
+  const ratio = picture.naturalHeight / picture.naturalWidth || 1;
+  canvas.width = Math.round(canvas.clientWidth * (window.devicePixelRatio || 1));
+  canvas.height = Math.round(canvas.width * ratio);
+  const context = canvas.getContext("2d");
+  context.imageSmoothingEnabled = picture.naturalWidth >= 128;
+  context.drawImage(picture, 0, 0, canvas.width, canvas.height);
+  if (!values) return;
+  paint(small, grid, values, signed);
+  context.imageSmoothingEnabled = false;
+  context.globalAlpha = 1 - element("mix").value / 100;
+  context.drawImage(small, 0, 0, canvas.width, canvas.height);
+  context.globalAlpha = 1;
+}
+
+function drawAttributions() {
+  const { attributions, classes } = metadata.images[state.image];
+  const names = { rollout: "Rollout", gradient_attention: `Gradient attention, ${classes[0]?.[0]}` };
+  for (const [method, values] of Object.entries(attributions)) {
+    const [canvas, caption] = element(method).children;
+    drawOver(canvas, metadata.grid, values, false);
+    caption.textContent = names[method];
+    canvas.setAttribute("aria-label", `What the prediction owes to each patch: ${names[method]}`);
+  }
+}
+
+function outline(canvas, grid) {
+  const { width, height } = canvas;
+  const context = canvas.getContext("2d");
   const { row, column } = patchAt(state.pointed ?? state.kept, grid);
   const [h, w] = [height / grid[0], width / grid[1]];
   const line = Math.max(2, width / 200);
