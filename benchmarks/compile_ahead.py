@@ -4,7 +4,7 @@
     pip install --no-compile "jax[cuda13]==0.11.2"             # h100, 5 GB, Python 3.12
     KERAS_BACKEND=jax python benchmarks/compile_ahead.py --output results.jsonl \
         --models ViT_S --cells v5e/step/mixed_bfloat16/{256,64} v5e-4/step/mixed_bfloat16/256
-    python benchmarks/compile_ahead.py --output results.jsonl --models --write   # the tables only
+    python benchmarks/compile_ahead.py --output results.jsonl --models   # the tables only
 
 A cell is DEVICE/WORK/PRECISION/BATCH, with /products or /remat for what is recomputed, or /scan for
 blocks as one loop. DEVICE is v5e, v5e-4 (each has all weights), v5e-4-shards (each has a part),
@@ -45,8 +45,6 @@ CELLS = [  # Those that decide come first. A TPU has no float16.
 ]
 CELL = rf"({'|'.join(DEVICES)})/(step|inference)/({'|'.join(PRECISIONS)})/([1-9]\d*)(/\w+)?"
 CYCLES = 1.5e9  # Of a v5e, per second: 197 TFLOP/s by four units of 128 x 128 multiplications.
-PAGE = Path(__file__).parents[1] / "docs" / "devices.md"
-TABLES = r"(?s)(?<=<!-- compile_ahead.py -->\n).*(?=<!-- end -->)"
 # An H100, as XLA describes it.
 H100 = """gpu_device_info { threads_per_block_limit: 1024 threads_per_warp: 32 core_count: 132
     shared_memory_per_block: 49152 shared_memory_per_core: 233472 threads_per_core_limit: 2048
@@ -76,7 +74,6 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True, help="file of JSON lines, added to")
     parser.add_argument("--models", nargs="*", default=MODELS)
     parser.add_argument("--cells", nargs="+", type=a_cell, default=CELLS)
-    parser.add_argument("--write", action="store_true", help="put the tables into docs/devices.md")
     parser.add_argument("--hlo", type=Path, help="directory for the compiled programs")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -99,9 +96,7 @@ def main() -> None:
             continue
         with options.output.open("a") as file:
             file.write(done.stdout.splitlines()[-1] + "\n")
-    print(text := tables(results_of(options.output)))
-    if options.write:
-        PAGE.write_text(re.sub(TABLES, lambda _: text, PAGE.read_text()))
+    print(tables(results_of(options.output)))
     if failed:
         raise SystemExit(f"These failed, and the next run tries them again: {', '.join(failed)}.")
 

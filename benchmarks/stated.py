@@ -29,7 +29,7 @@ WRITTEN = {
     "docs/ablations.md": "pytest tests/test_docs.py: parameters of its calls",
     "docs/claims.md": "python benchmarks/claims.py, claims_report.py",
     "docs/data.md": "python benchmarks/pipeline.py",
-    "docs/devices.md": "python benchmarks/accelerator.py, compile_ahead.py, sharded_weights.py",
+    "docs/accelerators.md": "python benchmarks/accelerator.py, compile_ahead.py, sharded_weights.py",
     "docs/export.md": "python benchmarks/export.py",
     "docs/real-network.md": "python benchmarks/pretrained.py, pretrained_report.py",
     "docs/speed.md": "python benchmarks/speed.py --write",
