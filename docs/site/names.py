@@ -1,13 +1,14 @@
-"""Public names in pages: `::: keras_vitx.fit` becomes its reference."""
+"""Public names in pages: `::: keras_vitx.CaiT` becomes its reference, modules that of their names."""
 
 import inspect
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import griffe
 from docstrings import separated
-from public import find
+from public import MODULES, documented_in, find
 
 import keras_vitx as kv
 
@@ -21,6 +22,8 @@ def documented(path: str) -> str:
     Families are made by a decorator, which their source does not show; they are described as
     Python has them. For the others, mkdocstrings reads the source.
     """
+    if path in MODULES:
+        return reference(path)
     found = find(path)
     if found in kv.models.build.FAMILIES.values():
         return family(found)
@@ -31,6 +34,18 @@ def documented(path: str) -> str:
     heading = f"`{path}`".replace("keras_vitx.", "kv.", 1).strip("`")
     label = path.rpartition(".")[2]
     return f"::: {place}\n    options:\n      heading: {heading}\n      toc_label: {label}"
+
+
+def reference(module: str) -> str:
+    """Return the reference of a module: a section per file, titled as its docstring begins."""
+    sections = {}
+    for path in documented_in(module):
+        found = find(path)
+        is_defined = inspect.isroutine(found) or inspect.isclass(found)
+        file = sys.modules[found.__module__ if is_defined else module]
+        title = inspect.getdoc(file).partition("\n")[0].rstrip(".")
+        sections.setdefault(title, []).append(documented(path))
+    return "\n\n".join(f"## {title}\n\n" + "\n\n".join(each) for title, each in sections.items())
 
 
 def family(constructor: Callable) -> str:
