@@ -25,22 +25,19 @@ TABLES = [
 MILLIONS = {}
 """Millions of parameters of each call, as printed in the tables."""
 for *_, stated, cell in TABLES:
-    if cell.startswith("`"):
-        MILLIONS.setdefault(cell.strip("`"), set()).update({stated} - {""})
+    MILLIONS.setdefault(cell.strip("`"), set()).update({stated} - {""})
 BUILT = [call for call in MILLIONS if not re.fullmatch(r"kv\.\w+\(\)", call)]
 """Calls that the tests of the sizes don't cover."""
 
 
 def test_cells():
-    assert len(TABLES) > 200
+    assert len(TABLES) > 90
     for row in TABLES:
         assert len(row) == 4, row
         where, _, stated, cell = row
         assert re.match(r"(Tables?|Figure|Section|Appendix) ", where), row
         assert re.fullmatch(r"|[\d.]+( \([\d.]+\))?", stated), row
-        assert re.fullmatch(
-            r"`(kv|layers)\..+\)`|(recipe|evaluation|data|below|none): [^`]+.*", cell
-        ), row
+        assert re.fullmatch(r"`(kv|layers)\..+\)`", cell), row
 
 
 def test_sizes_exist():

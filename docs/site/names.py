@@ -1,4 +1,4 @@
-"""Public names in pages: `::: keras_vitx.CaiT` becomes its reference, modules that of their names."""
+"""Public names in pages: `::: keras_vitx.CaiT` becomes its reference; so do modules."""
 
 import inspect
 import re
