@@ -367,11 +367,12 @@ def page(found: list[dict[Run, Result]], figures: Path) -> str:
     lines = [HEAD, f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
     for claim, row in zip(CLAIMS, verdicts(CLAIMS, found), strict=True):
         lines.append(f"| {' | '.join((claim.title, *row))} |")
+    lines.append("\n## What was compared")
     for claim in CLAIMS:
         design = DESIGNS[claim.design]
         if not any(run in results for results in found for run in design):
             continue
-        lines.append(f"\n## {claim.title}\n\nThe paper: {claim.paper} Compared: {claim.here}.")
+        lines.append(f"\n**{claim.title}.** The paper: {claim.paper} Compared: {claim.here}.")
         lines += [*(table(claim, found) if claim.rows else ()), *figure(claim, found, figures)]
     lines += ["\n## Claims that hold to rounding\n", EXACT, *exact_claims.rows()]
     return "\n".join(lines) + "\n"
@@ -445,8 +446,7 @@ is too narrow. Of four fractions of the images, two were left out before any was
 learning rates of LayerScale's, four were run, the highest two added when no training failed. Rows
 and verdicts have all that was run.
 
-`examples/compare.py` has the recipe, the interval and Holm's correction, for any
-networks and images.
+`examples/compare.py` has recipe, interval and correction for any networks and images.
 
 ```sh
 KERAS_BACKEND=torch python benchmarks/claims.py cifar10.npz runs/claims
