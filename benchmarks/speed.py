@@ -5,7 +5,7 @@
     python benchmarks/speed.py --all                # every peer, in training as well
     python benchmarks/speed.py --models CaiT_S24 --modes train --backends torch jax
     python benchmarks/speed.py --batch 128 --precision mixed_bfloat16   # on a GPU
-    python benchmarks/speed.py --write              # and the tables of docs/speed.md
+    python benchmarks/speed.py --write              # and the table of docs/speed.md
 
 Every contender runs in its own process, one at a time, in turns; a large matrix product takes
 its turn as well. Each turn starts with one untimed step, because the previous contender has
@@ -327,11 +327,10 @@ def pivot(cells: dict[tuple[str, str], str]) -> str:
 
 
 def write(rows: list[dict]) -> None:
-    """Replace the tables of docs/speed.md that have the same columns."""
-    path = ROOT / "docs" / "speed.md"
-    for new in (summary(rows), costs(rows)):
-        if not tables.replace(path, new):
-            raise SystemExit(f"{path} has no table with the columns of this run:\n{new}")
+    """Replace the table of docs/speed.md."""
+    path, new = ROOT / "docs" / "speed.md", summary(rows)
+    if not tables.replace(path, new):
+        raise SystemExit(f"{path} has no table with the columns of this run:\n{new}")
 
 
 def plot(rows: list[dict], path: Path) -> None:
@@ -372,7 +371,7 @@ def main() -> None:
     parser.add_argument(
         "--all", action="store_true", help="every model, cost and peer, in training as well"
     )
-    parser.add_argument("--write", action="store_true", help="write the tables of docs/speed.md")
+    parser.add_argument("--write", action="store_true", help="write the table of docs/speed.md")
     parser.add_argument("--csv", type=Path, help="CSV file for the rows")
     parser.add_argument("--plot", type=Path, help="image file for the plot, docs/speed.png")
     arguments = parser.parse_args()
