@@ -43,7 +43,7 @@ def reference(module: str) -> str:
         found = find(path)
         is_defined = inspect.isroutine(found) or inspect.isclass(found)
         file = sys.modules[found.__module__ if is_defined else module]
-        title = inspect.getdoc(file).partition("\n")[0].rstrip(".")
+        title = re.split(r"[.:](?: |$)", inspect.getdoc(file).partition("\n")[0])[0]
         sections.setdefault(title, []).append(documented(path))
     return "\n\n".join(f"## {title}\n\n" + "\n\n".join(each) for title, each in sections.items())
 
