@@ -100,7 +100,7 @@ function drawOver(canvas, grid, values, signed) {
 
 function drawAttributions() {
   const { attributions, classes } = metadata.images[state.image];
-  const names = { rollout: "Rollout", gradient_attention: `Gradient attention, ${classes[0]?.[0]}` };
+  const names = { rollout: "Rollout", gradient_attention: `Gradient attention, for ${classes[0]?.[0]}` };
   for (const [method, values] of Object.entries(attributions)) {
     const [canvas, caption] = element(method).children;
     drawOver(canvas, metadata.grid, values, false);
