@@ -1,7 +1,4 @@
-"""Run an example on a few images in place of the whole sample.
-
-python tests/examples_runner.py EXAMPLE [ARGUMENTS ...]
-"""
+"""Run an example on a few images in place of the whole sample."""
 
 import dataclasses
 import pathlib
@@ -10,7 +7,6 @@ import sys
 
 import numpy as np
 
-import keras_vitx as kv
 from keras_vitx.data import sources
 
 SIZES = {"train": 64, "validation": 20, "test": 20}
@@ -40,8 +36,3 @@ def run(path, *arguments):
         return runpy.run_path(str(path), run_name="__main__")
     finally:
         sys.argv, sys.path, sources.load_npz = before
-
-
-if __name__ == "__main__":
-    assert kv.data.load_dataset is not None
-    run(*sys.argv[1:])

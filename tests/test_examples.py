@@ -53,24 +53,6 @@ def test_example(name, tmp_path, monkeypatch, capsys):
     assert "%" in capsys.readouterr().out
 
 
-def printed_by(*command, directory):
-    """Run Python in a directory; return what it prints."""
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
-    command, pipe = [sys.executable, *map(str, command)], subprocess.PIPE
-    done = subprocess.run(command, cwd=directory, env=environment, text=True, stdout=pipe)
-    assert done.returncode == 0
-    return done.stdout
-
-
-@pytest.mark.skipif(BACKEND != "jax", reason="training/test_devices.py covers the others")
-def test_several_devices_of_jax(tmp_path):
-    """In a process of its own, which divides the CPU into devices."""
-    runner = "-m", "examples_runner", ROOT / "examples" / "several_devices.py"
-    printed = printed_by(*runner, directory=tmp_path)
-    assert "2 devices on jax" in printed and "test accuracy" in printed
-    assert isinstance(keras.saving.load_model(tmp_path / "fashion.keras"), keras.Model)
-
-
 @pytest.mark.backend_free
 def test_prediction_on_two_workers(tmp_path):
     pytest.importorskip("ray")
@@ -78,8 +60,9 @@ def test_prediction_on_two_workers(tmp_path):
     for i in range(5):
         photograph(tmp_path / f"{i}.png", (40, 30))
     (tmp_path / "broken.png").write_bytes(b"no image")
-    words = ".", "features", "--workers", 2, "--batch-size", 2
-    printed_by(ROOT / "examples" / "predict_with_ray.py", *words, directory=tmp_path)
+    words = "predict_with_ray.py", ".", "features", "--workers", "2", "--batch-size", "2"
+    command = [sys.executable, ROOT / "examples" / words[0], *words[1:]]
+    subprocess.run(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True)
     rows = parquet.dataset(tmp_path / "features").to_table().to_pylist()
     assert sorted(row["id"] for row in rows) == [f"{i}.png" for i in range(5)]
     model = kv.CaiT_Mini(weights="cifar10", include_top=False, pooling="avg")
@@ -143,6 +126,7 @@ def serve():
         server.server_close()
 
 
+@pytest.mark.backend_free  # test_predictor.py has threads of every backend.
 def test_fastapi(tmp_path):
     """Eight clients at once get what one thread gets; what is no image is their error."""
     for package in ("fastapi", "python_multipart"):

@@ -1,9 +1,6 @@
 """Files are written whole or not at all."""
 
 import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,14 +9,6 @@ from keras_vitx import files
 from keras_vitx.files import atomic_write, exchange, local_path
 
 pytestmark = pytest.mark.backend_free
-
-WRITE = """
-import os, signal, sys
-from keras_vitx.files import atomic_write
-with atomic_write(sys.argv[1]) as temporary:
-    temporary.write_text("half")
-    os.kill(os.getpid(), signal.SIGKILL)
-"""
 
 
 def write(path, text, directory=False):
@@ -74,13 +63,6 @@ def test_directories_are_exchanged(tmp_path, monkeypatch, platform):
     exchange(tmp_path / "new", tmp_path / "old")
     assert read(tmp_path / "old") == "new"
     assert platform != "linux" or read(tmp_path / "new") == "old"
-
-
-def test_a_killed_process_leaves_the_old_file(tmp_path):
-    write(tmp_path / "file", "old")
-    environment = {**os.environ, "KERAS_VITX_WORKER": "1"}  # without Keras
-    done = subprocess.run([sys.executable, "-c", WRITE, tmp_path / "file"], env=environment)
-    assert done.returncode == -signal.SIGKILL and read(tmp_path / "file") == "old"
 
 
 @pytest.mark.parametrize("path", ["gs://b/m", "s3://b/m.onnx", "hf://a/b", Path("gs://b/m")])

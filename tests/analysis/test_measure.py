@@ -158,6 +158,7 @@ def test_class_tokens_and_a_measure_of_ones_own():
         close(found["nonlocality"][one.name], expected)
 
 
+@pytest.mark.backend_free
 def test_the_same_network_at_its_start():
     model = randomized("CaiT")
     start = kv.analysis.at_start(model)

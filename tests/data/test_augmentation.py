@@ -1,8 +1,5 @@
 """Augmentation of single images, and mixing; `test_against_timm.py` has their distributions."""
 
-import dataclasses
-import json
-
 import numpy as np
 import pytest
 from harness import picture, pictures, stand_in
@@ -11,8 +8,6 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from keras_vitx.data import Augmentation, Mixing, pipelines
-from keras_vitx.data.augmentation import PRESETS
-from keras_vitx.data.augmentation.mixing import shard_of_batch, soft_labels
 from keras_vitx.data.augmentation.windows import random_box, random_shift, resized_crop
 from keras_vitx.data.images import resize
 
@@ -89,12 +84,6 @@ def test_gray_images_are_augmented_by_the_generator_alone(fields):
         np.testing.assert_array_equal(first, second)
 
 
-def test_a_preset_is_read_back_from_json():
-    for name, augmentation in PRESETS.items():
-        record = json.loads(json.dumps(dataclasses.asdict(augmentation)))
-        assert Augmentation.of(record) == Augmentation.of(name) is augmentation
-
-
 def batch(count=6, size=8):
     """Images that hold their index, and one-hot labels."""
     images = np.ones((count, size, size, 3)) * np.arange(count)[:, None, None, None]
@@ -116,16 +105,11 @@ def test_labels_are_mixed_by_the_share_of_pixels(mixing):
 
 
 @pytest.mark.parametrize("group_size, groups", [(None, 1), (2, 4), (4, 2), (8, 1)])
-def test_a_coefficient_per_group_is_drawn_also_by_several_devices(group_size, groups):
+def test_a_coefficient_per_group_is_drawn(group_size, groups):
     mixing = Mixing(cutmix=0, group_size=group_size)
     images, labels = mixing(*batch(8), np.random.default_rng(1))
     assert len(set(np.round(labels.diagonal(), 6))) == groups
     np.testing.assert_allclose(images[:, 0, 0, 0], labels @ np.arange(8), rtol=1e-5)
-    for shard, shards in ((0, 2), (1, 2), (0, 4), (1, 4), (2, 4), (3, 4)):
-        own = shard_of_batch(8, shard, shards)
-        mixed = mixing(*(each[own] for each in batch(8)), np.random.default_rng(1), shard, shards)
-        np.testing.assert_array_equal(mixed[0], images[own])
-        np.testing.assert_array_equal(mixed[1], labels[own])
 
 
 def test_mixed_bytes_are_rounded():
@@ -144,15 +128,6 @@ def test_an_unmixed_batch_is_unchanged():
         for found, given_ in zip(mixing(*batch(), generators()[0]), batch(), strict=True):
             np.testing.assert_array_equal(found, given_)
     assert Mixing.of({"mixup": 0.2, "cutmix": 0.0}) == Mixing(0.2, 0.0)
-
-
-@pytest.mark.parametrize(
-    "labels, classes, wanted",
-    [([2, 0], 3, [[0, 0, 1], [1, 0, 0]]), ([1, 0], 1, [1, 0]), ([[1, 1], [0, 1]], 2, None)],
-)
-def test_labels_become_soft(labels, classes, wanted):
-    found = soft_labels(np.array(labels), classes)
-    assert found.dtype == np.float32 and found.tolist() == (wanted or labels)
 
 
 def keras_cv_batches(augmentation="keras_cv"):

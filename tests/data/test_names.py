@@ -76,14 +76,10 @@ NUMBERS = [str(i) for i in range(12)]
         (12, ["3", "5", "7"], [3, 5, 7]),
         (12, ["03", "5", "11"], [3, 5, 11]),
         (3, ["3", "5", "7"], None),
-        (2, ["cat", "dog"], None),
         (sorted(NUMBERS), NUMBERS, [sorted(NUMBERS).index(name) for name in NUMBERS]),
         (NUMBERS, ["03", "11"], [3, 11]),
-        (["a", "b", "c"], ["c", "a"], [2, 0]),
         (["a", "b", "c"], ["0", "1"], None),
         (["a", "b", "c"], ["2"], [2]),
-        (1000, ["n01443537", "n01440764"], [1, 0]),
-        (1000, ["7", "999"], [7, 999]),
     ],
 )
 def test_labels_and_outputs_match_by_name_or_number(outputs, labels, order):

@@ -135,12 +135,6 @@ def test_layouts(tmp_path, files, names, counts):
     assert [size or 0 for size in sizes(source)] == counts
 
 
-def test_a_test_directory_is_kept_apart(tmp_path):
-    layout(tmp_path, *TRAIN, "test/dog/0.jpg")
-    source = load_dataset(tmp_path, validation_split=0.5)
-    assert sizes(source) == [2, 2, 1] and source.test.names() == ["test/dog/0.jpg"]
-
-
 @pytest.mark.skipif(os.name == "nt", reason="links")
 def test_links_are_followed_and_each_directory_once(pets, tmp_path):
     shutil.move(pets / "dog", tmp_path / "elsewhere")

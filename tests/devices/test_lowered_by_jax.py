@@ -23,6 +23,13 @@ from keras_vitx.layers.kernels import jax as kernels
 
 CUDNN = {"__cudnn$fmhaSoftmax", "__cudnn$fmhaSoftmaxBackward"}
 BATCH = 8
+# At least two blocks of each kind; the others are lowered like them.
+BLOCKS = {
+    "ConViT": {"depth": 4, "local_depth": 2},
+    "DeepViT": {"depth": 4, "re_attention_depth": 2},
+    "RefinedViT": {"depth": 6},
+    "PiT": {"depths": (2, 2, 2)},
+}
 WIDTHS = {"f64": 8, "f32": 4, "bf16": 2, "f16": 2, "i64": 8, "i32": 4, "ui32": 4, "i8": 1, "i1": 1}
 
 
@@ -54,7 +61,7 @@ def shapes_of(variables):
 def made(family, **arguments):
     """Return a model of zeros: to draw its weights takes longer than to lower its step."""
     with keras.StatelessScope(initialize_variables=False):
-        model = SMALLEST[family](**arguments)
+        model = SMALLEST[family](**BLOCKS.get(family, {"depth": 2}), **arguments)
     keras.utils.clear_session()  # Keras keeps a list of variables without values.
     for variable in model.variables:
         variable.assign(np.zeros(variable.shape, variable.dtype))

@@ -81,17 +81,13 @@ ERRORS = {
         "`source` must have batches (images, labels)": lambda: fit(Unlabeled(*TRAIN)),
         "must not be an iterator...: pass a `PyD": lambda: fit(batch for batch in OWN),
         "`model.preprocessing` must be set": lambda: fit(TRAIN, scaled()),
-        "Put pooling and a `keras.layers.Dense(classes)` on top": lambda: fit(
-            TRAIN, FAMILIES["ViT"](include_top=False)
-        ),
+        "Put pooling and a `keras": lambda: fit(TRAIN, FAMILIES["ViT"](include_top=False)),
         "`patience` must be None": lambda: fit(TRAIN, recipe=MINE, result="last", patience=2),
         "`class_weight` ...'up'": lambda tmp_path: fit_named(tmp_path, class_weight={"up": 1.0}),
         "`class_weight` ... Received: 2": lambda tmp_path: fit_named(tmp_path, class_weight={2: 1}),
         "`steps_per_epoch` must be at most the 3 batches": lambda: fit(OWN, steps_per_epoch=9),
         "`fraction` ... your own batches. ...'fraction': 0.5": lambda: fit(OWN, fraction=0.5),
-        "`model` must have a classifier of the data's classes": lambda: match_head(
-            Classifier.of(quantized()), ("up", "down")
-        ),
+        "a classifier of the data's": lambda: match_head(Classifier.of(quantized()), ("a", "b")),
         # evaluate
         "`split` must be ... Received: 'test'": lambda: evaluate(TRAIN, "test"),
         "`split` must be None for your own batches": lambda: evaluate(OWN, "test"),

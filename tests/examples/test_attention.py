@@ -74,6 +74,7 @@ MAPS = {
 }
 
 
+@pytest.mark.backend_free
 @pytest.mark.parametrize("name", MAPS)
 def test_formula(name):
     layer, x = attention_of(name), numbers((2, 7, 96))
@@ -85,6 +86,7 @@ def test_formula(name):
     close(array(layer(x)), y @ array(layer.proj.kernel) + array(layer.proj.bias))
 
 
+@pytest.mark.backend_free
 def test_queries_and_keys_are_normalized():
     query, key, _ = heads(numbers((2, 7, 96)), attention_of("qk_norm"))
     for each in (query, key):
@@ -92,6 +94,7 @@ def test_queries_and_keys_are_normalized():
         np.testing.assert_allclose(each.std(-1), 1, rtol=0.1)
 
 
+@pytest.mark.backend_free
 def test_rotations_tell_differences_of_places_only():
     same = np.broadcast_to(numbers((1, 1, 96)), (1, 10, 96))
     query, key, _ = heads(same, attention_of("rope_2d", grid=(3, 3)))
@@ -100,6 +103,7 @@ def test_rotations_tell_differences_of_places_only():
     assert np.abs(logits[:, 0, 0] - logits[:, 0, 1]).max() > 1e-3
 
 
+@pytest.mark.backend_free
 def test_values_of_the_first_block_are_mixed_in():
     blocks = [layer.attention for layer in example("value_residual").blocks]
     assert [block.reads_maps for block in blocks] == [False] + 5 * [True]

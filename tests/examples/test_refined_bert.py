@@ -117,7 +117,7 @@ def test_parity_with_transformers(peer):
     close(array(model([*inputs, positions]))[real], masked[real], 1e-5, "masked tokens")
 
 
-@pytest.mark.parametrize("name, outputs", [("stsb", 1), ("mnli", 3), ("cola", 2)])
+@pytest.mark.parametrize("name, outputs", [("stsb", 1), ("mnli", 3)])
 def test_tasks_of_glue_are_learned(name, outputs, tokenizer, monkeypatch):
     """From the rows that tensorflow-datasets gives."""
     words = ["the cat", "a dog", "red mat"]

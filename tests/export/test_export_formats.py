@@ -10,6 +10,7 @@ from harness import (
     BACKEND,
     FAMILIES,
     ROOT,
+    SIMPLE,
     array,
     close,
     numbers,
@@ -24,6 +25,8 @@ from keras_vitx.export.graph import output_names, with_outputs
 from keras_vitx.keras_internals import sublayers
 from keras_vitx.losses import SmoothedCrossentropy
 
+# CaiT is written in every format below.
+OWN_OPERATIONS = [name for name in FAMILIES if name not in (*SIMPLE, "CaiT")]
 WRITTEN_HERE = [
     format.name
     for format in FORMATS.values()
@@ -83,7 +86,7 @@ def test_a_file_of_every_format_from_every_backend(format, trained, tmp_path):
 
 
 @pytest.mark.skipif(not WRITTEN_HERE, reason="no format is written under this backend")
-@pytest.mark.parametrize("index, family", enumerate(FAMILIES))
+@pytest.mark.parametrize("index, family", enumerate(OWN_OPERATIONS))
 def test_any_family_takes_any_batch(index, family, tmp_path):
     format = WRITTEN_HERE[index // 2 % len(WRITTEN_HERE)]
     outputs = ("logits", "probabilities")[index % 2]
@@ -95,9 +98,8 @@ def test_any_family_takes_any_batch(index, family, tmp_path):
 
 
 @pytest.mark.parametrize("format", WRITTEN_HERE)
-@pytest.mark.parametrize("size", [(16, 16), (24, 16)])
-def test_pixels_are_cropped_as_by_preprocess_input(format, size, tmp_path):
-    model = randomized("ViT", input_shape=(*size, 3))
+def test_pixels_are_cropped_as_by_preprocess_input(format, tmp_path):
+    model, size = randomized("ViT", input_shape=(24, 16, 3)), (24, 16)
     model.preprocessing = model.preprocessing.replace(crop_ratio=0.9)
     exported = exported_to(tmp_path, model, format, preprocessing=True)
     # Rounded to the nearest, 18 or 27 pixels would be resized before the crop.
