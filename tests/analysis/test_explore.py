@@ -79,6 +79,7 @@ def test_the_page_needs_nothing_else(tmp_path):
     assert not re.search(r"<script[^>]+src=|@import|url\(", page)
 
 
+@pytest.mark.backend_free
 def test_predictions_and_pictures(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     model = randomized("ViT")

@@ -70,6 +70,7 @@ def test_measures_between_blocks():
     close(np.stack(list(found["normalized_cka"].values())), np.mean(halves, 0))
 
 
+@pytest.mark.backend_free
 def test_sinks_are_those_of_the_trace():
     model = randomized("DeepViT")
     names = ["sink_share", "sink_norm", "sink_value_norm", "effective_rank", "outlier_tokens"]
