@@ -18,8 +18,8 @@ class RotaryEmbedding(Layer):
     \theta = y f_y + x f_x$$
     at row $y$ and column $x$, so that logits depend on differences of positions. In the axial form,
     half of the pairs have $f_x = 0$ and half $f_y = 0$; with $n$ pairs each, the other frequency of
-    the $i$-th is $T^{-i/n}$ (RoPE-ViT, arXiv 2403.13298, Section 3.2). Tokens before the patches
-    are not rotated. All is computed in float32.
+    the $i$-th is $T^{-i/n}$ (RoPE-ViT, arXiv 2403.13298, Section 3.2). Tokens before the patches,
+    which an input may lack, are not rotated. All is computed in float32.
 
     Input and output: a pair of queries and keys, `(batch, tokens, heads, size)`, of which 4 divides
     the size. Where pairs are neighbors, the first of all pairs come before the second in the output
@@ -69,7 +69,7 @@ class RotaryEmbedding(Layer):
             self.freqs = self.add_weight(shape, self.turned, autocast=False, name="freqs")
 
     def call(self, queries_keys):
-        angles = self.angles()
+        angles = self.angles()[-ops.shape(queries_keys[0])[1] :]
         cos, sin = ops.cos(angles), ops.sin(angles)
         return tuple(self.rotate(x, cos, sin) for x in queries_keys)
 

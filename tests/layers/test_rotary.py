@@ -29,9 +29,12 @@ def test_rows_and_columns_of_rectangles(order):
 def test_tokens_before_the_patches_stay():
     """huggingface/pytorch-image-models#2478: the first patch stayed, not the class token."""
     x = numbers((1, 5 + 6, 1, 16))
-    query, _ = rotary((2, 3), 5, centered=True, halves=True)((x, x))
+    layer = rotary((2, 3), 5, centered=True, halves=True)
+    query, _ = layer((x, x))
     changed = np.abs(array(query) - x).max(axis=(0, 2, 3)) > 0
     assert changed.tolist() == [False] * 5 + [True] * 6
+    # `kv.analysis.embedding_maps` has patches only.
+    np.testing.assert_array_equal(array(layer((x[:, 5:], x[:, 5:]))[0]), array(query)[:, 5:])
 
 
 @pytest.mark.parametrize("policy", MIXED)
