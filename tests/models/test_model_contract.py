@@ -100,7 +100,7 @@ def test_lora_is_trained_and_merged_into_what_is_saved(family, tmp_path):
         assert changed == {"lora_kernel_a", "lora_kernel_b"}
     model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
-    close(array(loaded(IMAGES)), array(model(IMAGES)))
+    close(array(loaded(IMAGES)), array(model(IMAGES)), 1e-4)
     assert [variable.path for variable in loaded.trainable_variables] == paths
 
 
