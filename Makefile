@@ -104,7 +104,7 @@ build/npm: docs/site/npm.sha256
 
 # What follows from the sizes, after adding one.
 sizes: .venv/test
-	PYTHONPATH=. KERAS_BACKEND=torch .venv/bin/python tests/models/written.py
+	PYTHONPATH=. KERAS_BACKEND=torch .venv/bin/python benchmarks/sizes.py
 
 # Numbers of README and docs that differ from what their commands give; with CIFAR10=cifar10.npz,
 # also of those that take up to an hour. What takes less than a minute is a test, too.

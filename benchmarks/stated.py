@@ -17,13 +17,12 @@ from functools import partial
 from pathlib import Path
 
 import exact_claims
+from sizes import count, counted, gmacs
 
 import keras_vitx as kv
 from keras_vitx.weights import checkpoints_of
 
 ROOT = Path(__file__).parents[1]
-sys.path.append(str(ROOT / "tests"))
-from models.written import count, counted, gmacs  # noqa: E402
 
 WRITTEN = {
     "docs/ablations.md": "pytest tests/test_docs.py: parameters of its calls",

@@ -1,33 +1,21 @@
 """benchmarks/claims.py and pretrained.py on tiny networks and random images, and their pages."""
 
-import importlib
 import json
 
+import claims
+import claims_report as report
+import exact_claims
 import numpy as np
+import pretrained
+import pretrained_report
 import pytest
-from harness import ROOT, numbers
+from harness import numbers
 from PIL import Image
 
 import keras_vitx as kv
 
 pytestmark = pytest.mark.backend_free
 DESIGNS = ("entropy", "frozen", "gates")
-
-
-@pytest.fixture
-def program(monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    return importlib.import_module
-
-
-@pytest.fixture
-def claims(program):
-    return program("claims")
-
-
-@pytest.fixture
-def report(program):
-    return program("claims_report")
 
 
 def images_and_file(path):
@@ -52,7 +40,7 @@ def assert_drawn(path):
         assert np.asarray(picture.convert("L")).std() > 5
 
 
-def test_the_runs_of_claims_and_their_page(claims, report, tmp_path):
+def test_the_runs_of_claims_and_their_page(tmp_path):
     source, directory = images_and_file(tmp_path / "images.npz"), tmp_path / "runs"
     words = [source, str(directory), "--smoke", "--seeds", "1", "--designs", *DESIGNS]
     claims.main(words)
@@ -96,14 +84,14 @@ def test_the_runs_of_claims_and_their_page(claims, report, tmp_path):
         ((0.1, 2.0, -0.5), None, "no power"),
     ],
 )
-def test_verdicts(claims, report, found, margin, expected):
+def test_verdicts(found, margin, expected):
     (run,) = claims.DESIGNS["gates"]
     claim = report.Claim("", "", "gates", "", {}, lambda of: of(run), size=0.7, margin=margin)
     runs = [{run: number} for number in found]
     assert report.verdicts([claim], runs)[0][-1] == expected
 
 
-def test_verdicts_are_corrected_together(claims, report):
+def test_verdicts_are_corrected_together():
     (run,) = claims.DESIGNS["gates"]
     claim = report.Claim("", "", "gates", "", {}, lambda of: of(run))
     runs = [{run: number} for number in (1.0, 2.0, 1.5)]
@@ -116,7 +104,7 @@ def test_verdicts_are_corrected_together(claims, report):
 @pytest.mark.parametrize(
     ("failed", "expected"), [((9, 0), "shows"), ((0, 9), "contradicts"), ((2, 1), "no power")]
 )
-def test_verdicts_of_failures(claims, report, failed, expected):
+def test_verdicts_of_failures(failed, expected):
     found = [{}, {}, {}]
     for network, count in zip(("ViT-24", "ViT-24 LayerScale"), failed, strict=True):
         own = [run for run in claims.DESIGNS["frontier"] if run.network == network]
@@ -129,17 +117,16 @@ def test_verdicts_of_failures(claims, report, failed, expected):
     assert verdict == expected and text == f"{failed[0]} of {count}, {failed[1]} of {count}"
 
 
-def test_exact_claims(program):
-    for _, _, claim in program("exact_claims").CLAIMS:
+def test_exact_claims():
+    for _, _, claim in exact_claims.CLAIMS:
         assert claim() < 1e-6
 
 
-def test_pretrained_networks_and_their_page(program, tmp_path, capsys, monkeypatch):
-    program, report = program("pretrained"), program("pretrained_report")
-    monkeypatch.setattr(program, "TESTED", 40)
-    monkeypatch.setattr(program, "MEASURED", 4)
+def test_pretrained_networks_and_their_page(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(pretrained, "TESTED", 40)
+    monkeypatch.setattr(pretrained, "MEASURED", 4)
     source, reference, weights = (tmp_path / n for n in ("x.npz", "ref.npz", "w.weights.h5"))
-    model = kv.ViT(**program.SMOKE, input_shape=(56, 56, 3), include_top=False)
+    model = kv.ViT(**pretrained.SMOKE, input_shape=(56, 56, 3), include_top=False)
     model.save_weights(weights)
     images = numbers((2, 56, 56, 3))
     np.savez(reference, x=images, tokens=model.predict(images, verbose=0))
@@ -152,23 +139,23 @@ def test_pretrained_networks_and_their_page(program, tmp_path, capsys, monkeypat
     words += ["--cifar10", images_and_file(source), "--images", "64"]
     words += ["--photographs", str(tmp_path / "photographs")]
     words += ["--forms", "float32", "mixed_bfloat16"]
-    program.main(words)
+    pretrained.main(words)
     results = {path.stem: json.loads(path.read_text()) for path in runs.glob("*.json")}
     compared = {k: v for k, v in results.items() if k.startswith("compare")}
     (exact,) = (v["difference"] for k, v in compared.items() if "float32" in k)
     assert exact < 1e-5 and len(compared) == 2
-    for name in program.VARIANTS:
+    for name in pretrained.VARIANTS:
         result = results[f"tune-{name}-0".replace(",", "").replace(" ", "-")]
         # What starts as the identity changes no output; each starts and trains.
         assert ("own start" in name) == (result["difference_at_start"] > 1e-4)
         assert (name == "plain") == (result["moved"] == 0) and len(result["right"]) == 40
-    lose_and_repeat(program, words, runs / "probe.json")
+    lose_and_repeat(pretrained, words, runs / "probe.json")
 
     page.write_text("| photographs | 1 | 2 | 3 | random |\n|---|\n| old | 0 |\n\nend\n")
     capsys.readouterr()
-    report.main([str(runs), str(page), *own, "--pictures", str(tmp_path)])
+    pretrained_report.main([str(runs), str(page), *own, "--pictures", str(tmp_path)])
     assert "| entropy |" in page.read_text() and "old" not in page.read_text()
     assert page.read_text().endswith("|\n\nend\n")
     assert "| re-attention, identity | " in capsys.readouterr().out
-    for name in report.PICTURES:
+    for name in pretrained_report.PICTURES:
         assert_drawn(tmp_path / f"real-{name}.png")

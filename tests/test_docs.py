@@ -6,7 +6,7 @@ import keras
 import pytest
 from examples_runner import few_images
 from harness import BACKEND, ROOT, run_python
-from models.written import COUNTS
+from sizes import COUNTS
 
 import keras_vitx as kv
 from keras_vitx import layers

@@ -1,19 +1,15 @@
 """The README's code runs unchanged; numbers of README and docs are those of their commands."""
 
-import importlib
 import re
-import sys
 
 import pytest
+import stated
 from harness import BACKEND, ROOT
-from models.written import SIZES
+from sizes import SIZES
 
 import keras_vitx as kv
 
 pytestmark = pytest.mark.backend_free
-
-sys.path.append(str(ROOT / "benchmarks"))
-stated = importlib.import_module("stated")
 
 README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)

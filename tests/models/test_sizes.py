@@ -1,7 +1,7 @@
 """The registered sizes; tests/test_readme.py compares the numbers of their tables."""
 
 import pytest
-from models.written import COUNTS, PATH, count, gmacs, stub
+from sizes import COUNTS, PATH, count, gmacs, stub
 
 import keras_vitx as kv
 

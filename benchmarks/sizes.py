@@ -18,7 +18,7 @@ import keras_vitx as kv
 from keras_vitx.models.build import FAMILIES, MODELS
 
 PATH = Path(kv.models.__file__).with_name("sizes.pyi")
-TABLE = Path(__file__).parents[2] / "docs" / "sizes.md"
+TABLE = Path(__file__).parents[1] / "docs" / "sizes.md"
 ROW = r"^\| (\w+) \| ([\d, +]+) \| ([\d, ]+) \| ([\d, –]+) \| ([\d,]+) \| ([\d.]*)"
 ROWS = re.findall(ROW, TABLE.read_text(), re.MULTILINE)
 SIZES = {name: cells for name, *cells, _ in ROWS}
