@@ -23,7 +23,10 @@ TIMM = {
     "ConViT_S": "convit_small",
     "ViT_Ti": "deit_tiny_patch16_224",
     "ViT_S": "deit_small_patch16_224",
+    "RoPEViT_S": "vit_small_patch16_rope_224",
+    "DINOv3_S": "vit_small_patch16_dinov3",
 }
+SIDES = {"DINOv3_S": 256}  # Of images; 224 for the others.
 ZEROMODELS = {"CaiT_XXS24": (192, 24, 4), "CaiT_S24": (384, 24, 8)}
 KERAS_HUB = {"ViT_Ti": (12, 3, 192), "ViT_S": (12, 6, 384)}
 PLAIN = {"DeepViT_S": "deepvit_s", "RefinedViT_S": "refined_vit_s"}
@@ -69,7 +72,7 @@ def timm(task: dict) -> Callable[[], None]:
     skip_torchvision()
     import timm
 
-    return torch_steps(timm.create_model(TIMM[task["model"]]), task)
+    return torch_steps(timm.create_model(TIMM[task["model"]], num_classes=1000), task)
 
 
 def plain(task: dict) -> Callable[[], None]:
@@ -101,7 +104,7 @@ def keras_steps(model, task: dict, optimizer=None) -> Callable[[], None]:
     import keras
     import numpy as np
 
-    images, labels = batch(task["batch"])
+    images, labels = batch(task)
     jit = True if task["compile"] else "auto"
     loss = "sparse_categorical_crossentropy"
     model.compile(optimizer or keras.optimizers.AdamW(1e-4), loss, jit_compile=jit)
@@ -119,7 +122,7 @@ def torch_steps(model, task: dict) -> Callable[[], None]:
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     half = task["precision"] == "mixed_bfloat16"
-    images, labels = batch(task["batch"])
+    images, labels = batch(task)
     images = torch.from_numpy(images).permute(0, 3, 1, 2).contiguous().to(device)
     labels = torch.from_numpy(labels).to(device)
     model = model.to(device).train(task["mode"] == "train")
@@ -144,11 +147,12 @@ def torch_steps(model, task: dict) -> Callable[[], None]:
     return train if task["mode"] == "train" else predict
 
 
-def batch(size: int):
+def batch(task: dict):
     import numpy as np
 
     random = np.random.default_rng(0)
-    images = random.standard_normal((size, 224, 224, 3), dtype="float32")
+    size, side = task["batch"], SIDES.get(task["model"], 224)
+    images = random.standard_normal((size, side, side, 3), dtype="float32")
     return images, random.integers(1000, size=size)
 
 

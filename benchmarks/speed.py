@@ -39,7 +39,7 @@ ROOT = Path(__file__).parents[1]
 TITLES = {"predict": "inference", "train": "training", "torch": "PyTorch", "jax": "JAX"}
 MODELS = (
     *("CaiT_XXS24", "CaiT_S24", "ConViT_Ti", "ConViT_S", "DeepViT_S", "RefinedViT_S"),
-    *("CBViT_Ti", "CBViT_S", "ViT_Ti", "ViT_S"),
+    *("CBViT_Ti", "CBViT_S", "ViT_Ti", "ViT_S", "RoPEViT_S", "DINOv3_S"),
 )
 # Baseline for the cost of a modification: the plain network of similar width.
 PEERS = {"timm": "timm", "plain": "plain PyTorch"}
@@ -62,7 +62,7 @@ QUICK = ("CaiT_XXS24", "ViT_Ti")
 # Settings of docs/speed.md, which the C library reads when a process starts: ours has them.
 KEPT = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}
 # To save time, these run only if named or with `--all`.
-RARE = ("CBViT_S",)
+RARE = ("CBViT_S", "RoPEViT_S", "DINOv3_S")
 # To save time, these run without their baseline except with `--all`.
 WITHOUT_PRICE = ("RefinedViT_S",)
 
