@@ -26,11 +26,7 @@ def compiled():
 CONTINUE = """
 import sys
 directory, wrote = sys.argv[1:]
-class Without:
-    def find_spec(self, name, *_):
-        if name.partition(".")[0] == wrote:
-            raise ModuleNotFoundError(name)
-sys.meta_path.insert(0, Without())
+sys.modules[wrote] = None
 import keras, numpy as np
 import keras_vitx
 model = keras.saving.load_model(f"{directory}/model.keras")
