@@ -239,10 +239,9 @@ class ModelArguments:
         """
         lacks = {"token": num_class_tokens == 0, "attention": attention_pooling is None}
         if lacks.get(self.pooling):
-            raise ValueError(
-                f"`pooling` must be 'avg' or 'max': there is no {self.pooling} to read. "
-                f"Received: {self.pooling!r}."
-            )
+            missing = {"token": "class token", "attention": "attention pooling"}[self.pooling]
+            rule = f"`pooling` must be 'avg' or 'max': there is no {missing}."
+            raise ValueError(f"{rule} Received: {self.pooling!r}.")
         activation = [] if self.classifier_activation is None else [self.classifier_activation]
         if activation and not isinstance(activation[0], keras.layers.Layer):
             activation = [
