@@ -22,13 +22,13 @@ def compiled():
     return model
 
 
-# The backend that wrote the file is not importable.
+# Once Keras and SciPy have started, the backend that wrote the file is not importable.
 CONTINUE = """
 import sys
 directory, wrote = sys.argv[1:]
-sys.modules[wrote] = None
 import keras, numpy as np
 import keras_vitx
+sys.modules[wrote] = None
 model = keras.saving.load_model(f"{directory}/model.keras")
 data = np.load(f"{directory}/data.npz")
 print(int(keras.ops.convert_to_numpy(model.optimizer.iterations)))
