@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import keras
 
-from keras_vitx.checks import check_argument
+from keras_vitx.checks import check, check_argument
 from keras_vitx.layers import ops
 from keras_vitx.layers.base import Layer, build_all, register
 from keras_vitx.layers.normalizers import NORMALIZERS
@@ -164,7 +164,7 @@ class Attention(Layer):
     def aggregate(self, maps, value, training=False):
         """Multiply the maps with the values, `(batch, queries, heads, size)`."""
         maps, value = record("maps", maps), record("values", value)
-        maps = self.run_in_training(self.attn_drop, maps, training and self.attn_drop.rate)
+        maps = self.run(self.attn_drop, maps, training)
         y = ops.checkpoint_name(ops.matmul(maps, ops.transpose(value, (0, 2, 1, 3))))
         return ops.transpose(y, (0, 2, 1, 3))
 
@@ -182,17 +182,13 @@ class Attention(Layer):
     def project(self, y, training=False):
         """Project the aggregated values of all heads to the output of the layer."""
         batch, tokens, heads, size = ops.shape(y)
-        y = self.run(self.proj, ops.reshape(y, (batch, tokens, heads * size)), training)
-        y = self.run_in_training(self.proj_drop, y, training and self.proj_drop.rate)
-        return self.run_all(self.on_output, y, training)
+        y = ops.reshape(y, (batch, tokens, heads * size))
+        return self.run_all([self.proj, self.proj_drop, *self.on_output], y, training)
 
     def build(self, input_shape):
         _, tokens, dim = input_shape
-        if self.head_size is None and dim % self.num_heads:
-            raise ValueError(
-                "`num_heads` must divide the width of the tokens. "
-                f"Received: num_heads={self.num_heads}, width={dim}."
-            )
+        fits = self.head_size is not None or dim % self.num_heads == 0
+        check(fits, f"`num_heads` must divide the width of the tokens, {dim}.", self.num_heads)
         maps = build_all(self.on_logits, self.maps_shape(tokens))
         _, heads, queries, keys = build_all(self.on_weights, maps)
         input_shape = build_all(self.on_input, input_shape)

@@ -116,10 +116,6 @@ class Layer(AfterBuild, keras.layers.Layer):
             x = self.run(layer, x, training)
         return x
 
-    def run_in_training(self, layer: keras.layers.Layer, x: Any, training: Any) -> Any:
-        """Run a dropout or stochastic depth, which is the identity outside training."""
-        return self.run(layer, x, training) if training else x
-
     def dense(
         self, units: int, name: str, input_shape: tuple, use_bias: bool = True, **arguments: Any
     ) -> keras.layers.Dense:

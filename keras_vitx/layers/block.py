@@ -50,9 +50,8 @@ class Block(Layer):
         **kwargs,
     ):
         super().__init__(**kwargs)
-        for argument, layer in (("attention", attention), ("mlp", mlp)):
-            if not isinstance(layer, keras.layers.Layer):
-                raise ValueError(f"`{argument}` must be a layer. Received: {layer!r}.")
+        check_argument("attention", attention, keras.layers.Layer)
+        check_argument("mlp", mlp, keras.layers.Layer)
         check_argument("residual_dtype", residual_dtype, Literal["float32"] | None)
         check_argument("residual_scale", residual_scale, PositiveFloat)
         self.attention = attention

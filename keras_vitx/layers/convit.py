@@ -5,7 +5,7 @@ from typing import Literal
 
 import keras
 
-from keras_vitx.checks import check_argument
+from keras_vitx.checks import check, check_argument
 from keras_vitx.layers import ops
 from keras_vitx.layers.attention import Attention
 from keras_vitx.layers.base import register
@@ -82,11 +82,8 @@ class PositionalAttention(Attention):
         super().__init__(num_heads, qkv_bias=qkv_bias, **kwargs)
         side = isqrt(num_heads)
         check_argument("conv_start", conv_start, Literal[True, False, "partial"])
-        if conv_start is True and side**2 != num_heads:
-            raise ValueError(
-                "`num_heads` must be a square, or conv_start='partial'. "
-                f"Received: num_heads={num_heads}."
-            )
+        fits = conv_start is not True or side**2 == num_heads
+        check(fits, "`num_heads` must be a square, or conv_start='partial'.", num_heads)
         self.grid = None if grid is None else tuple(grid)
         self.conv_start = conv_start
         self.locality_strength = locality_strength

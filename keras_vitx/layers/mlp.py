@@ -69,14 +69,12 @@ class MLP(Layer):
         build_all(self.on_output, input_shape)
 
     def call(self, x, training=False):
-        drops = training and self.drop.rate
         x = self.run_all(self.on_input, x, training)
         x = self.run(self.fc1, x, training)
         if self.gated:
             gate, x = ops.split(x, 2, axis=-1)
             x = self.act(gate) * x
-        x = self.run_all(self.on_hidden, self.run_in_training(self.drop, x, drops), training)
-        x = self.run_in_training(self.drop, self.run(self.fc2, x, training), drops)
+        x = self.run_all([self.drop, *self.on_hidden, self.fc2, self.drop], x, training)
         return self.run_all(self.on_output, x, training)
 
 

@@ -9,6 +9,8 @@ import importlib
 
 import keras
 
+COMPILES_BLOCKS = False  # Whether there is a `compiled_call`.
+
 
 def __getattr__(name):
     return getattr(keras.ops, name)
@@ -137,6 +139,12 @@ def gelu(x):
     return 0.5 * x * (1 + keras.ops.erf(x * 0.5**0.5))
 
 
+def rotate(x, cos, sin, halves):
+    """Rotate pairs of channels, one of each half or neighbors; first ones come first."""
+    a, b = keras.ops.split(x, 2, axis=-1) if halves else (x[..., ::2], x[..., 1::2])
+    return keras.ops.concatenate([a * cos - b * sin, a * sin + b * cos], axis=-1)
+
+
 def drop_path_mask(x, keep, generator, seed):
     """Return 1 / `keep` with probability `keep`, else 0, for each sample of `x`, `(batch, ...)`."""
     shape = (keras.ops.shape(x)[0], *[1] * (len(x.shape) - 1))
@@ -178,7 +186,7 @@ KERNELS = {
     "torch": (
         *("shape", "reshape", "transpose", "split", "matmul", "cast", "call", "logits", "softmax"),
         *("fused_attention", "by_images", "mix_heads", "convolve_maps", "pad", "gelu"),
-        *("drop_path_mask", "scalars_on_device"),
+        *("drop_path_mask", "scalars_on_device", "rotate", "compiled_call", "COMPILES_BLOCKS"),
     ),
     "jax": (
         *("call", "fused_attention", "mix_heads", "convolve_maps", "depthwise_conv", "gelu"),

@@ -42,9 +42,6 @@ class LayerScale(Layer):
             shape = (1,) if self.scalar else (input_shape[-1],)
             self.gamma = self.add_weight(shape, start_from(self.init), name="gamma")
 
-    def compute_output_shape(self, input_shape):
-        return input_shape
-
     def call(self, x):
         y = x if self.gamma is None else x * self.gamma
         return record(self.name, y if self.divisor == 1 else y / self.divisor)

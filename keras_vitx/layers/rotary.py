@@ -70,15 +70,10 @@ class RotaryEmbedding(Layer):
 
     def call(self, queries_keys):
         angles = self.angles()[-ops.shape(queries_keys[0])[1] :]
-        cos, sin = ops.cos(angles), ops.sin(angles)
-        return tuple(self.rotate(x, cos, sin) for x in queries_keys)
-
-    def rotate(self, x, cos, sin):
-        x = ops.at_least_float32(x)
-        cos, sin = ops.cast(cos, x.dtype), ops.cast(sin, x.dtype)
-        a, b = ops.split(x, 2, axis=-1) if self.halves else (x[..., ::2], x[..., 1::2])
-        y = ops.concatenate([a * cos - b * sin, a * sin + b * cos], axis=-1)
-        return ops.cast(y, self.compute_dtype)
+        pair = [ops.at_least_float32(x) for x in queries_keys]
+        turns = [ops.cast(each, pair[0].dtype) for each in (ops.cos(angles), ops.sin(angles))]
+        rotated = (ops.rotate(x, *turns, self.halves) for x in pair)
+        return tuple(ops.cast(x, self.compute_dtype) for x in rotated)
 
     def angles(self):
         r"""Return $\theta$, `(tokens, heads or 1, size / 2)`, with 0 before the patches."""

@@ -191,9 +191,6 @@ class PositionEmbedding(Layer):
         shape = (1, self.num_prefix_tokens + rows * columns, input_shape[-1])
         self.embeddings = self.add_weight(name="embeddings", shape=shape, initializer=normal())
 
-    def compute_output_shape(self, input_shape):
-        return input_shape
-
     def call(self, x):
         return x + self.embeddings
 

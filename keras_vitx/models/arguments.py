@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 import keras
 import numpy as np
 
-from keras_vitx.checks import Remat, check_argument, check_counts
+from keras_vitx.checks import Remat, check, check_argument, check_counts
 from keras_vitx.layers import Block, DenseHead, DistilledHead, SharedMapsBlock, TokenPooling
 from keras_vitx.layers.base import at_least_float32
 from keras_vitx.layers.initializers import initializers
@@ -275,15 +275,9 @@ class ModelArguments:
 
 def _layers_of_blocks(argument: str, factory: Factory, depth: int) -> Layers:
     """Call a factory for every block, and check that it returns another layer for each."""
-    layers: Layers = []
-    for index in range(depth):
-        layer = factory(index)
-        if any(layer is other for other in layers):
-            raise ValueError(
-                f"`{argument}` must return a new layer for each block. "
-                f"Received: {layer.name!r} again for block {index}."
-            )
-        layers.append(layer)
+    layers = [factory(index) for index in range(depth)]
+    are_new = len(set(map(id, layers))) == depth
+    check(are_new, f"`{argument}` must return a new layer for each block.", layers)
     return layers
 
 

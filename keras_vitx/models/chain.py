@@ -66,6 +66,7 @@ class ImageModel(keras.Model):
     """
 
     head_loaded = False  # Whether a file has set the weights of the head.
+    compiles_blocks = False  # Whether each kind of block is a graph of PyTorch's.
 
     def __init__(
         self,
@@ -137,7 +138,8 @@ class ImageModel(keras.Model):
 
     def run(self, layers: Sequence[keras.layers.Layer], x: Any, training: bool | None) -> Any:
         """Run layers of the model on images or on the output of the layer before."""
-        x, losses = depth.run(layers, x, bool(training), self.scan, self.remat, self.compute_dtype)
+        about = bool(training), self.scan, self.remat, self.compute_dtype, self.compiles_blocks
+        x, losses = depth.run(layers, x, *about)
         for loss in losses:
             # `add_loss` of a functional model raises.
             keras.layers.Layer.add_loss(self, loss)

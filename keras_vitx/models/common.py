@@ -2,7 +2,7 @@
 
 import keras
 
-from keras_vitx.checks import check_counts
+from keras_vitx.checks import check, check_counts
 from keras_vitx.layers import ClassToken
 
 
@@ -20,7 +20,4 @@ def last_norm(epsilon: float = 1e-6, name: str = "norm") -> keras.layers.Layer:
 def check_heads(dim: int, num_heads: int) -> None:
     """Raise a ValueError unless `num_heads` divides `dim`."""
     check_counts(dim=dim, num_heads=num_heads)
-    if dim % num_heads:
-        raise ValueError(
-            f"`num_heads` must divide `dim`. Received: num_heads={num_heads}, dim={dim}."
-        )
+    check(dim % num_heads == 0, f"`num_heads` must divide dim={dim}.", num_heads)

@@ -1,6 +1,6 @@
 """ConViT: soft convolutional inductive biases (d'Ascoli et al., 2021, arXiv 2103.10697)."""
 
-from keras_vitx.checks import check_counts
+from keras_vitx.checks import check, check_counts
 from keras_vitx.layers import (
     MLP,
     Attention,
@@ -66,11 +66,7 @@ def ConViT(
     if local_depth is None:
         local_depth = min(10, depth if args.pools_patches else depth - 1)
     check_counts(minimum=0, local_depth=local_depth)
-    if local_depth > depth:
-        raise ValueError(
-            "`local_depth` must be at most `depth`. "
-            f"Received: local_depth={local_depth}, depth={depth}."
-        )
+    check(local_depth <= depth, f"`local_depth` must be at most depth={depth}.", local_depth)
     if local_depth == depth and not args.pools_patches:
         raise ValueError(
             "With local_depth=depth the class token is added after all blocks and never sees a "

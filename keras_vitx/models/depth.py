@@ -15,6 +15,7 @@ import keras
 
 from keras_vitx.keras_internals import autocast, sublayers
 from keras_vitx.layers import ops
+from keras_vitx.layers.block import Block
 
 Unit = Sequence[keras.layers.Layer]
 
@@ -26,12 +27,13 @@ def run(
     scan: bool | None,
     remat: bool | str,
     dtype: str,
+    compiled: bool = False,
 ) -> tuple[Any, list]:
     """Run `layers`, those of a functional model, in order on `x`; return the output and losses.
 
     The losses are those added in a stateless scope, which the caller adds to the model. `scan` and
     `remat` are as in `Chain` and apply in training only. `dtype` is that in which the model
-    computes.
+    computes. With `compiled` each kind of block is a graph, unless `remat` (PyTorch).
     """
     loops = training and ops.use_scan(scan)
     if _sharding() is not None:
@@ -42,7 +44,8 @@ def run(
         # As in a layer of the model that calls them.
         with autocast(dtype):
             for layer in layers:
-                x = ops.call(layer, x, training, dtype)
+                call = _compiled if compiled and isinstance(layer, Block) else ops.call
+                x = call(layer, x, training, dtype)
         return x, []
     with autocast(None):
         programs = _programs(layers, ops.shape(keras.tree.flatten(x)[0])[0]) if loops else []
@@ -60,6 +63,15 @@ def run(
                 losses += added
             start += sum(map(len, units))
     return x, losses
+
+
+def _compiled(layer: Block, x: Any, training: bool, dtype: str) -> Any:
+    """Call a block as the graph of its kind, which takes the numbers in which blocks differ."""
+    attributes = _numbers([layer])
+    with ops.scalars_on_device():
+        numbers = [ops.convert_to_tensor(getattr(*one), "float32") for one in attributes]
+    with _set(attributes, numbers):
+        return ops.compiled_call(layer, x, training, dtype)
 
 
 def _first_run(layers: Sequence[keras.layers.Layer], programs: Sequence[int]) -> list[Unit]:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import keras
 from keras import ops
 
-from keras_vitx.layers.ops import scalars_on_device
+from keras_vitx.layers.ops import COMPILES_BLOCKS, scalars_on_device
 from keras_vitx.losses import FunctionLoss, PerHead, as_loss, loss_of_logits
 from keras_vitx.outputs import ACTIVATIONS, kind_of
 from keras_vitx.pixels import unpacked
@@ -48,6 +48,9 @@ class MultiHeadTraining:
         Their names are those of the heads, or of the labels: `loss={"head": ..., "head_dist":
         ...}, loss_weights={"head": 0.5, "head_dist": 0.5}`. Metrics are those of `"head"`.
 
+        Under PyTorch, `jit_compile=True` compiles each kind of block, not the step, which would
+        be many graphs.
+
         Raises:
             ValueError: if a name is unknown, or `loss` has none for `"head"`.
         """
@@ -62,6 +65,9 @@ class MultiHeadTraining:
         if isinstance(metrics, Mapping):
             _check_names("metrics", metrics, ("head",))
             metrics = metrics["head"]
+        self.compiles_blocks = COMPILES_BLOCKS and kwargs.get("jit_compile") is True
+        if self.compiles_blocks:
+            kwargs["jit_compile"] = False
         super().compile(optimizer, loss, loss_weights, metrics, *args, **kwargs)
         self._loss_factor = 1.0 if loss_weights is None else keras.tree.flatten(loss_weights)[0]
         optimizer = self._averaging_optimizer()

@@ -1,5 +1,7 @@
 """The compilers of PyTorch and TensorFlow take every family, forward and in training."""
 
+import functools
+
 import keras
 import numpy as np
 import pytest
@@ -62,3 +64,28 @@ def test_tensorflow_by_xla_is_as_without(family, policy):
     )
     for ours, theirs in zip(found, wanted, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=BOUNDS[policy] * np.max(theirs))
+
+
+@pytest.mark.skipif(BACKEND != "torch", reason="compiled by PyTorch")
+def test_torch_compiles_each_kind_of_block(monkeypatch):
+    import torch
+    from torch._dynamo.utils import counters
+
+    from keras_vitx.layers.kernels import torch as kernels
+
+    compiler = functools.partial(torch.compile, fullgraph=True, backend="eager")
+    monkeypatch.setattr(kernels, "_compiled", functools.cache(compiler))
+    found, wanted = (outputs_and_losses("ConViT", "float32", jit) for jit in (True, False))
+    for ours, theirs in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5 * np.max(theirs))
+    torch.compiler.reset()
+    counters.clear()
+    model = TINY["ConViT"](drop_path=0.5)
+    rates = [block.drop_path for block in model.blocks]
+    assert len(set(rates)) == 4
+    model.compile(keras.optimizers.SGD(0.0), "sparse_categorical_crossentropy", jit_compile=True)
+    losses = {model.train_on_batch(IMAGES, np.array([3, 7])) for _ in range(4)}
+    assert len(losses) > 1  # Other images lose other branches in each step.
+    # A local block without stochastic depth, one with it, and the others.
+    assert counters["stats"]["unique_graphs"] == 3
+    assert [block.drop_path for block in model.blocks] == rates

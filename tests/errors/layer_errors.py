@@ -30,9 +30,9 @@ ERRORS = {
         "`residual_scale` must be a number in (0, inf). Received: 0": (
             lambda: Block(Attention(2), MLP(), residual_scale=0)
         ),
-        "`attention` must be a layer. Received: <class": lambda: Block(Attention, MLP()),
-        "`mlp` must be a layer. Received: <class": lambda: Block(Attention(2), MLP),
-        "`num_heads` must divide ... Received: num_heads=3, width=8": (
+        "`attention` must be of type `Layer`. Received: <class": lambda: Block(Attention, MLP()),
+        "`mlp` must be of type `Layer`. Received: <class": lambda: Block(Attention(2), MLP),
+        "`num_heads` must divide the width of the tokens, 8. Received: 3": (
             lambda: Attention(3).build((None, 5, 8))
         ),
     }

@@ -59,7 +59,7 @@ ERRORS = {
         "`pooling` must be ... Received: 'foo'": made("ViT", pooling="foo"),
         "weights='foo' is neither a file": made("ViT", weights="foo"),
         "`residual_dtype` must be one of ... Received: 'half'": made("ViT", residual_dtype="half"),
-        "`num_heads` must divide `dim`. Received: num_heads=3": made("ViT", num_heads=3),
+        "`num_heads` must divide dim=8. Received: 3": made("ViT", num_heads=3),
         # Of one family.
         "`class_token_at` must be from 0 to depth=3. Received: 4": made("CaiT", class_token_at=4),
         "With class_depth=0 ... Received: ...pooling=None": made("CaiT", class_depth=0),
@@ -69,8 +69,8 @@ ERRORS = {
         "`pooling` ... several tokens ... Received: 'avg'": made(
             "ViT", distillation_token=True, pooling="avg"
         ),
-        "`num_heads` must be a square...Received: num_heads=2": made("ConViT", num_heads=2),
-        "`local_depth` ... Received: local_depth=4, depth=3": made("ConViT", local_depth=4),
+        "`num_heads` must be a square...Received: 2": made("ConViT", num_heads=2),
+        "`local_depth` must be at most depth=3. Received: 4": made("ConViT", local_depth=4),
         "never sees ... Received: local_depth=3, pooling=None": made("ConViT", local_depth=3),
         "`re_attention_depth` must be at most 2 ... Received: 3": made(
             "DeepViT", re_attention_depth=3
@@ -82,7 +82,7 @@ ERRORS = {
         ),
         "`blocks` must be indices ... Received: [0, 2]": made("CBViT", blocks=[0, 2]),
         "`depths` must be ... Received: 0": made("PiT", depths=(1, 0)),
-        "`num_heads` must divide ... Received: num_heads=3, dim=8": made("PiT", num_heads=(3, 4)),
+        "`num_heads` must divide ... Received: 3": made("PiT", num_heads=(3, 4)),
         "`stride` must be ... Received: 0": made("PiT", stride=0),
         "`input_shape` must ... patch size 17. Received: ": made("PiT", patch_size=17),
         "`pooling` must be 'avg' or 'max'... Received: 'token'": made("Mixer", pooling="token"),

@@ -18,8 +18,10 @@ WRONG = {
     "`patch_size` must be ... Received: 0": {"patch_size": 0},
     "`rate` must be in [0, 1). Received: rate=1.0": {"drop_path": 1.0},
     "`rate`... Received: rate=2.0": {"dropout": 2.0},
-    "`attention` must return a new layer... again for block": {"attention": lambda index: MINE},
-    "`mlp` must return a new layer... again for block": {"mlp": lambda index: MINE},
+    "`attention` must return a new layer for each block. Received": {
+        "attention": lambda index: MINE
+    },
+    "`mlp` must return a new layer for each block. Received": {"mlp": lambda index: MINE},
 }
 NEAREST = "`input_shape` must ... Received: input_shape=(20, 16, 3); the nearest is ("
 FIRST = "must not read shared maps in the first block... SharedAttention for block 0"

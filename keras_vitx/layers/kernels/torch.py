@@ -1,6 +1,7 @@
 """Kernels of PyTorch, which runs eagerly: every call of Keras around an operation counts."""
 
 import contextlib
+import functools
 import itertools
 
 import keras
@@ -13,7 +14,8 @@ from keras_vitx.layers import ops
 
 # The plain forms: `ops` replaces its functions only after this module is imported.
 _plain_call, _plain_drop_path_mask = ops.call, ops.drop_path_mask
-_plain_convolve_maps = ops.convolve_maps
+_plain_convolve_maps, _plain_rotate = ops.convolve_maps, ops.rotate
+_compiled, COMPILES_BLOCKS = functools.cache(torch.compile), True
 
 ADD_TO_ALL, ADD_TENSOR_TO_ALL = functions_of_adam()
 BYTES_OF_MAPS = 4_000_000  # Of the images that attention takes at a time: about a core's cache.
@@ -31,6 +33,13 @@ def call(layer, x, training=None, dtype=None, **arguments):
         arguments["training"] = training
     kernel = LAYERS.get(type(layer))
     return layer.call(x, **arguments) if kernel is None else kernel(layer, x, **arguments)
+
+
+def compiled_call(block, x, training, dtype):
+    """Call `block` as a graph that `torch.compile` makes once for its kind. All devices."""
+    if keras.tree.flatten(x)[0].is_meta or not is_direct(block, x, dtype):
+        return call(block, x, training, dtype)
+    return _compiled(type(block).call)(block, x, training=training)
 
 
 def is_direct(layer, x, dtype):
@@ -244,6 +253,14 @@ def pad(x, widths):
 def gelu(x):
     """PyTorch has it as one operation. All devices."""
     return functional.gelu(x)
+
+
+def rotate(x, cos, sin, halves):
+    """Multiply neighbors as complex numbers, in half the time. All devices."""
+    if halves or is_traced(x):
+        return _plain_rotate(x, cos, sin, halves)
+    pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2))) * torch.complex(cos, sin)
+    return torch.view_as_real(pairs).mT.flatten(-2)
 
 
 def drop_path_mask(x, keep, generator, seed):
