@@ -1,6 +1,6 @@
 """Faults that were reported of other projects' layers and models."""
 
-import shutil
+import zipfile
 
 import keras
 import numpy as np
@@ -24,6 +24,7 @@ IMAGES = numbers((2, 16, 16, 3))
 
 
 # keras-team/keras#9589
+@pytest.mark.backend_free
 def test_a_frozen_model_inside_another_is_loaded_frozen(tmp_path):
     base = FAMILIES["CaiT"]()
     base.trainable = False
@@ -32,20 +33,11 @@ def test_a_frozen_model_inside_another_is_loaded_frozen(tmp_path):
     assert not loaded.layers[0].trainable and len(loaded.trainable_variables) == 2
 
 
-# keras-team/keras#6607
-def test_weights_of_a_frozen_model_are_those_of_another(tmp_path):
-    frozen, other = (keras.Sequential([FAMILIES["ViT"](), keras.layers.Dense(2)]) for _ in "ab")
-    frozen.layers[0].layers[2].trainable = False
-    frozen.save_weights(tmp_path / "model.weights.h5")
-    other.load_weights(tmp_path / "model.weights.h5")
-    images = numbers((2, 16, 16, 3))
-    close(array(other(images)), array(frozen(images)))
-
-
 # keras-team/keras#19381, keras-team/keras#21378
+@pytest.mark.backend_free
 @pytest.mark.parametrize("mode", ["int8", "float8"])
 def test_a_quantized_model_is_loaded(mode, tmp_path):
-    model = keras.Sequential([keras.Input((16, 16, 3)), FAMILIES["CaiT"]()])
+    model = keras.Sequential([keras.Input((16, 16, 3)), FAMILIES["ViT"](depth=1)])
     model.quantize(mode)
     model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
@@ -81,6 +73,7 @@ def test_a_checkpoint_of_tensorflow_has_layers_in_lists(tmp_path):
     same_weights(other, model)
 
 
+@pytest.mark.backend_free
 def test_a_rate_set_by_hand_is_used_and_saved(tmp_path):
     model = FAMILIES["ViT"](drop_path=0.0)
     for block in model.blocks:
@@ -94,16 +87,18 @@ def test_a_rate_set_by_hand_is_used_and_saved(tmp_path):
 
 # python-poetry/poetry-core#88; joblib/threadpoolctl#87, datalad/datalad#2461
 @pytest.mark.backend_free
-def test_the_package_may_be_zipped_and_its_docstrings_stripped(tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONOPTIMIZE", "2")
-    shutil.make_archive(tmp_path / "package", "zip", ROOT, "keras_vitx")
+def test_the_package_may_be_zipped_and_its_docstrings_stripped(tmp_path):
+    with zipfile.PyZipFile(tmp_path / "package.zip", "w", optimize=2) as package:
+        package.writepy(ROOT / "keras_vitx")
+        for path in (ROOT / "keras_vitx").rglob("*.*"):
+            if path.suffix not in (".py", ".pyc"):
+                package.write(path, path.relative_to(ROOT))
     said = run_python(
         """
         import sys
         sys.path.insert(0, sys.argv[1])
         import numpy as np, keras_vitx as kv
-        if ".zip" not in kv.__file__:  # An assertion would be stripped, too.
-            raise SystemExit(kv.__file__)
+        assert ".zip" in kv.__file__ and not kv.fit.__doc__, kv.__file__
         model = kv.ViT(8, 1, 2, patch_size=8, input_shape=(16, 16, 3), classes=3)
         kv.analysis.explore(model, np.zeros((1, 16, 16, 3), "uint8"), sys.argv[2])
         print(kv.decode_predictions(np.eye(1, 1000), top=1)[0][0][1])
@@ -116,6 +111,7 @@ def test_the_package_may_be_zipped_and_its_docstrings_stripped(tmp_path, monkeyp
     assert "tench" in said and (tmp_path / "page.html").stat().st_size > 0
 
 
+@pytest.mark.backend_free
 def test_clones_and_cut_models_tell_the_grid(tmp_path):
     # Its positions are of 2 x 3 patches, which 6 tokens do not say.
     model, images = FAMILIES["ConViT"](input_shape=(16, 24, 3)), numbers((2, 16, 24, 3))
@@ -151,6 +147,7 @@ def test_a_model_outlives_what_ends_a_loop(how):
     np.testing.assert_array_equal(model.predict(IMAGES, verbose=0), expected)
 
 
+@pytest.mark.backend_free
 def test_a_save_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
     model, path = randomized("ViT"), tmp_path / "new" / "model.keras"
     model.save(path)
@@ -188,9 +185,9 @@ def test_an_unknown_option_of_a_config_is_refused(make):
 LABELS = np.eye(5, dtype="float32")[[0, 3]]
 
 
-@pytest.mark.parametrize("options", [{}, {"distillation_token": True}], ids=["one", "two"])
-def test_a_loss_may_call_the_model_again(options):
-    model = FAMILIES["ViT"](drop_path=0.0, **options)
+@pytest.mark.parametrize("two", (True, False) if BACKEND == "torch" else (True,))
+def test_a_loss_may_call_the_model_again(two):
+    model = FAMILIES["ViT"](drop_path=0.0, distillation_token=two)
     expected = array(model(IMAGES, training=True))
 
     def loss(labels, predictions):
@@ -199,32 +196,6 @@ def test_a_loss_may_call_the_model_again(options):
 
     model.compile(keras.optimizers.SGD(0.1), loss)
     assert float(np.ravel(model.train_on_batch(IMAGES, LABELS))[0]) < 1e-5
-
-
-@pytest.mark.backend_free
-@pytest.mark.parametrize("argument", ["loss", "loss_weights", "metrics"])
-def test_unknown_names_in_compile_raise(argument):
-    model = FAMILIES["ViT"](distillation_token=True)
-    given = {"loss": {"head": "mse"}, "loss_weights": {"head": 1.0}, "metrics": {"head": ["mse"]}}
-    model.compile("sgd", **given)
-    model.train_on_batch(IMAGES, LABELS)
-    with pytest.raises(ValueError, match="dist"):
-        model.compile(
-            "sgd", **{**given, argument: {**given[argument], "dist": given[argument]["head"]}}
-        )
-        model.train_on_batch(IMAGES, LABELS)
-
-
-@pytest.mark.parametrize("activation", ["softmax", None])
-def test_a_weight_of_one_loss_is_kerass(activation):
-    losses = []
-    for weights in (None, [2.0]):
-        keras.utils.set_random_seed(0)
-        model = randomized("ViT", classifier_activation=activation)
-        loss = keras.losses.CategoricalCrossentropy(from_logits=activation is None)
-        model.compile(keras.optimizers.SGD(0.0), loss, weights)
-        losses += [model.train_on_batch(IMAGES, LABELS), model.test_on_batch(IMAGES, LABELS)]
-    close(losses[2:], 2 * np.array(losses[:2]))
 
 
 @pytest.mark.parametrize("loss", ["sparse_categorical_crossentropy", "binary_crossentropy"])

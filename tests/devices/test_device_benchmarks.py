@@ -2,7 +2,6 @@
 
 import json
 import re
-import runpy
 
 import pytest
 from devices.zoo import run_script
@@ -49,11 +48,3 @@ def test_a_cell_is_compiled_once(tmp_path):
     assert line["memory"] > 4 * model.count_params() and line["moved"] > line["memory"] / 2
     run_script(*words)
     assert output.read_text() == first
-
-
-@on_jax
-def test_bytes_that_a_program_moves():
-    """Padded to tiles of 8 x 128, once per trip, without what stays in the TPU's own memory."""
-    size_of = runpy.run_path(str(AHEAD))["size_of"]
-    assert size_of("bf16[5,197,197]{2,1,0:T(8,128)(2,1)}") == 2 * 5 * 200 * 256
-    assert size_of("(f32[11,4]{1,0}, f32[8]{0:T(128)S(1)})", trips=11) == 16

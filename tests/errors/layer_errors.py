@@ -9,16 +9,11 @@ IMAGES = (None, 8, 10, 3)
 ERRORS = {
     ValueError: {
         "`kernel_size` must be odd. Received: 2": lambda: LocalMapConvolution(2),
-        "`kernel_size` must ... 4": lambda: kvl.ResidualRefinement(kernel_size=4),
         "`constraint` must be one of ... Received: 'rows'": lambda: LocalMapConvolution(3, "rows"),
         "`conv_start` must be one of ... Received: 'half'": lambda: kvl.PositionalAttention(
             4, conv_start="half"
         ),
         "`temperature` must be a number in (0, inf). Received: 0": lambda: kvl.Temperature(0),
-        "`context` must be one of ... Received: 'median'": lambda: kvl.ContextBroadcasting(
-            "median"
-        ),
-        "`pooling` must be one of ... Received: 'median'": lambda: kvl.TokenPooling("median"),
         "`input_shape` must have sides that are multiples of the patch size 4. Received: "
         "input_shape=(8, 10, 3); the nearest is (8, 12)": lambda: kvl.ConvStem(8, (4,), 4).build(
             IMAGES
@@ -31,7 +26,6 @@ ERRORS = {
             lambda: Block(Attention(2), MLP(), residual_scale=0)
         ),
         "`attention` must be of type `Layer`. Received: <class": lambda: Block(Attention, MLP()),
-        "`mlp` must be of type `Layer`. Received: <class": lambda: Block(Attention(2), MLP),
         "`num_heads` must divide the width of the tokens, 8. Received: 3": (
             lambda: Attention(3).build((None, 5, 8))
         ),

@@ -33,7 +33,6 @@ ERRORS = {
         "weights=...'cait_xxs24_224.fb_dist_in1k'": of("cait_xxs24_225.fb_dist_in1k", "CaiT_XXS24"),
         "weights=...of CaiT_S36, not of CaiT_S24": of("cait_s36_384.fb_dist_in1k", "CaiT_S24"),
         "weights=...It has: cait_mini_cifar10": of("imagenet", "CaiT_Mini"),
-        "weights=...needs the constructor": of("imagenet"),
         "weights=...name a checkpoint: ": of("cifar10"),
         "weights=...CaiT_S24 has no public checkpoint of it": of("cifar10", "CaiT_S24"),
         "needs distillation_token=True. Received: False": of(

@@ -91,23 +91,10 @@ ROWS = {
         for name in NORMALIZERS
     },
     "Attention/gate_head": lambda: kvl.Attention(2, gate="head", normalizer="softpick"),
-    "Attention/gate_uniform": lambda: kvl.Attention(
-        1, head_size=4, gate="element", on_weights=[kvl.UniformHeads(1)]
-    ),
     "ClassAttention/gate": lambda: kvl.ClassAttention(2, gate="element", normalizer="entmax15"),
-    "AttentionPooling/mixed": lambda: kvl.AttentionPooling(
-        2, kvl.MLP(), on_weights=[kvl.HeadMixing()], proj_dropout=0.1
-    ),
     "GatedPositionalAttention/sparse": (
         lambda: kvl.GatedPositionalAttention(4, normalizer="sparsemax"),
         (4, 8),
-    ),
-    "AccumulatingAttention/sigmoid": (
-        lambda: kvl.AccumulatingAttention(2, gate="head", normalizer="sigmoid"),
-        PAIR,
-    ),
-    "RefinedAttention/spatial": lambda: kvl.RefinedAttention(
-        2, expansion=2, reduction=False, constraint="spatial", grid=[2, 2], dropout=0.2
     ),
     "PositionalAttention/rectangle": (
         lambda: kvl.PositionalAttention(
@@ -116,12 +103,6 @@ ROWS = {
             conv_start=False,
             qkv_bias=True,
             on_logits=[kvl.HeadMixing(name="mix", use_bias=False)],
-        ),
-        (6, 8),
-    ),
-    "GatedPositionalAttention/free": (
-        lambda: kvl.GatedPositionalAttention(
-            2, gate=0.0, learn_gates=False, grid=[2, 3], conv_start=False, qkv_bias=True
         ),
         (6, 8),
     ),
@@ -166,9 +147,6 @@ ROWS = {
         kernel_size=5, constraint="row+column"
     ),
     "Refinement/no_reduction": lambda: kvl.Refinement(expansion=2, kernel_size=5, reduction=False),
-    "ResidualRefinement/scaled": lambda: kvl.ResidualRefinement(
-        expansion=2, kernel_size=5, map_scale=0.5
-    ),
     "Temperature": (lambda: kvl.Temperature(0.5), MAPS),
     "Temperature/learnable": lambda: kvl.Temperature(2, learnable=True),
     "MLP/around": lambda: kvl.MLP(
@@ -241,23 +219,10 @@ ROWS = {
         lambda: kvl.SharedMapsBlock(kvl.Attention(2), kvl.MLP(), receives_maps=False),
         TOKENS,
     ),
-    "SharedMapsBlock/uniform": (
-        lambda: kvl.SharedMapsBlock(
-            kvl.Attention(2, on_weights=[kvl.UniformHeads()]),
-            kvl.MLP(),
-            receives_maps=False,
-            drop_path=0.2,
-        ),
-        TOKENS,
-    ),
     "SharedMapsBlock/last": (
         lambda: kvl.SharedMapsBlock(
             kvl.AccumulatingAttention(2), kvl.MLP(), emits_maps=False, layer_scale=0.5
         ),
-        PAIR,
-    ),
-    "SharedMapsBlock/similarity": (
-        lambda: kvl.SharedMapsBlock(kvl.DeepAttention(2), kvl.MLP(), similarity=0.1),
         PAIR,
     ),
     "ClassBlock": (

@@ -1,19 +1,16 @@
-"""What the formulas do not say of layers: starts, draws, parts, precision, shared maps."""
+"""What the formulas do not say of layers: draws, own steps, precision, starts, shared maps."""
 
 import keras
 import numpy as np
 import pytest
 from harness import array, close, numbers
 from keras import ops
-from plain import X, attend, built, convolution, dense, norm, places, plain, softmax
+from plain import X, attend, built, convolution, norm, places, plain, softmax
 
 from keras_vitx import layers as kvl
-from keras_vitx.keras_internals import sublayers
-from keras_vitx.layers import MLP, Attention, Block, DropPath
-from keras_vitx.layers.recording import recording
+from keras_vitx.layers import Attention, DropPath
 from keras_vitx.layers.sharing import map_similarity
 
-MAPS = softmax(numbers((2, 4, 5, 7), seed=3)).astype("float32")
 SHARED = softmax(numbers((3, 2, 5, 5), seed=4)).astype("float32")
 PAIR = (X.shape, SHARED.shape)
 
@@ -26,22 +23,6 @@ def test_dropout_of_maps(make):
     built(layer, shape=keras.tree.map_structure(np.shape, x))
     y, dropped = (array(layer(x, training=mode)) for mode in (False, True))
     assert np.abs(dropped - y).max() > 0.1 * np.abs(y).max()
-
-
-@pytest.mark.parametrize(
-    ("make", "name"),
-    (
-        (kvl.LayerScale, "gamma"),
-        (lambda start: kvl.ContextBroadcasting(scale=start), "scaling"),
-        (lambda start: Block(Attention(2), MLP(1), start, True).ls2, "gamma"),
-        (lambda start: kvl.Temperature(start, learnable=True), "tau"),
-    ),
-    ids=("LayerScale", "ContextBroadcasting", "Block", "Temperature"),
-)
-def test_starts_from_a_number(make, name):
-    layer = make(0.3)
-    layer.build((None, 5, 8))
-    np.testing.assert_array_equal(array(getattr(layer, name)), np.float32(0.3))
 
 
 def test_drop_path():
@@ -61,52 +42,7 @@ def test_drop_path():
     np.testing.assert_array_equal(array(off(x, training=True)), x)
 
 
-def test_a_block_leaves_branches_out():
-    x = numbers((200, 5, 8))
-    layer = built(Block(Attention(2), MLP(), drop_path=0.5), x)
-    untouched = (array(layer(x, training=True)) == x).all((1, 2))
-    assert 0.15 < untouched.mean() < 0.35, "both branches dropped, independently"
-
-
-class NoNorm(Block):
-    """CaiT, Table 1: a block of one's own, in another order."""
-
-    def call(self, x, training=False):
-        x = x + self.ls1(self.attention(x, training=training))
-        return x + self.ls2(self.mlp(x, training=training))
-
-
-@pytest.mark.parametrize("kind", (Block, NoNorm))
-@pytest.mark.parametrize("attention", (kvl.TalkingHeadsAttention, kvl.TokenMixing))
-def test_what_a_block_records(kind, attention):
-    block = built(kind(attention(2), MLP(2), layer_scale=0.5, residual_scale=0.5))
-    with recording() as found:
-        y = array(block(X))
-    close(y, X + array(found["ls1"]) + array(found["ls2"]))
-    assert set(found) - {"ls1", "ls2"} == (
-        set() if attention is kvl.TokenMixing else {"softmax", "maps", "values"}
-    )
-    if found.get("maps") is not None:
-        read = norm(0.5 * X, block.norm1, block.epsilon) if kind is Block else X
-        close(array(found["maps"]), attend(block.attention, read)[1])
-
-
-@pytest.mark.parametrize("make", (kvl.DistilledHead, kvl.DenseHead))
-def test_logits_of_multi_head(make):
-    """In float32, in every precision."""
-    layer = built(make(5, dtype="mixed_bfloat16"))
-    assert {part.dtype_policy.name for part in sublayers(layer)} == {"float32"}
-    logits = {"head": dense(layer.head, X[:, 0])}
-    if make is kvl.DistilledHead:
-        logits["head_dist"] = dense(layer.head_dist, X[:, 1])
-    else:
-        logits["aux_head"] = dense(layer.aux_head, X[:, 1:])
-    parts = layer(X, by_head=True)
-    assert list(parts) == list(logits) == list(layer.names) == list(layer.loss_weights)
-    for name, part in logits.items():
-        close(array(parts[name]), part)
-
-
+@pytest.mark.backend_free
 @pytest.mark.parametrize("parent", (Attention, kvl.GatedPositionalAttention))
 @pytest.mark.parametrize("step", ("logits_of", "softmax_of", "weights_of", "maps_of", "aggregate"))
 def test_a_subclass_that_is_not_fused_runs_its_steps(parent, step):
@@ -150,6 +86,7 @@ def test_re_attention_is_without_rounding_of_its_bias(training):
 # Positional attention.
 
 
+@pytest.mark.backend_free
 def test_the_convolutional_start_is_a_convolution():
     """ConViT, Section 2: nine heads form a 3 x 3 kernel."""
     grid, dim, size = (4, 5), 18, 2
@@ -215,6 +152,7 @@ def test_map_similarity(over):
     close(array(map_similarity(*given, over)), cosine(maps, others, over))
 
 
+@pytest.mark.backend_free
 @every_axis
 @pytest.mark.parametrize("name", ATTENTIONS)
 def test_similarity_in_the_loss(name, over):

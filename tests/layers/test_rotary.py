@@ -16,6 +16,7 @@ def rotary(grid, prefix, size=16, **arguments):
     return layer
 
 
+@pytest.mark.backend_free
 @pytest.mark.parametrize("order", ("yx", "xy"))
 def test_rows_and_columns_of_rectangles(order):
     """huggingface/pytorch-image-models#2541: height and width were swapped."""
@@ -26,6 +27,7 @@ def test_rows_and_columns_of_rectangles(order):
     np.testing.assert_array_equal(angles[:, :, of_columns, 0], np.indices((2, 5))[1])
 
 
+@pytest.mark.backend_free
 def test_tokens_before_the_patches_stay():
     """huggingface/pytorch-image-models#2478: the first patch stayed, not the class token."""
     x = numbers((1, 5 + 6, 1, 16))

@@ -62,13 +62,6 @@ def test_numpy_numbers(tmp_path):
     assert keras.saving.load_model(tmp_path / "model.keras").class_names == ("a", "b", "c", "d")
 
 
-def test_arguments_by_position():
-    model = kv.CaiT_Mini(False, None, None, (16, 16, 3), "avg", depth=1)
-    assert model.output_shape == (None, 96)
-    model = kv.ViT(8, 1, 2, 2.0, input_shape=(16, 16, 3), patch_size=8, classes=3)
-    assert model.get_layer("blocks_0").mlp.mlp_ratio == 2.0
-
-
 def test_released_settings():
     ratios = {"RefinedViT_S": 0.9, "RefinedViT_M": 1.0, "RefinedViT_L": 1.13, "DeepViT_L": 0.9}
     for name, ratio in ratios.items():

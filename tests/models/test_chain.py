@@ -18,7 +18,8 @@ HEADS = {
     "distilled": ("ViT", {"distillation_token": True}),
     "dense": ("RefinedViT", DENSE),
 }
-SEVERAL = ("distilled", "dense")
+# The softmax is of a backend, the other heads are not.
+HERE = HEADS if BACKEND == "torch" else ("softmax", "sigmoid")
 IMAGES = numbers((4, 16, 16, 3))
 LABELS = np.array([0, 1, 2, 3])
 SMOOTHING, SPARSE = 0.1, "sparse_categorical_crossentropy"
@@ -61,7 +62,7 @@ def probabilities_of(model):
     return {name: softmax(array(logits[name])) for name in model.heads}
 
 
-@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("head", HERE)
 def test_the_loss_reaches_its_floor(head):
     """With a second softmax, or a sigmoid treated as logits, the loss stays far above."""
     keras.utils.set_random_seed(1)
@@ -75,7 +76,9 @@ def test_the_loss_reaches_its_floor(head):
         targets = np.eye(2)[labels]
     model.compile(keras.optimizers.Adam(0.02), loss, metrics=["accuracy"])
     before = values(model)
-    history = model.fit(images, targets, 16, epochs=60, verbose=0).history
+    often = [np.concatenate([each] * 59) for each in (images, targets)]
+    model.fit(*often, 16, shuffle=False, verbose=0)
+    history = model.fit(images, targets, 16, verbose=0).history
     target = np.array([1 - SMOOTHING / 2, SMOOTHING / 2])
     floor = crossentropy(target, target) * (1.5 if head.startswith("dense") else 1)
     assert floor - 1e-4 <= history["loss"][-1] <= 1.03 * floor
@@ -107,7 +110,9 @@ LABELED = {
 WEIGHTS = {DistilledHead: (0.5, 0.5), DenseHead: (1.0, 0.5)}
 
 
-@pytest.mark.parametrize("labeled", LABELED)
+@pytest.mark.parametrize(
+    "labeled", LABELED if BACKEND == "torch" else ("one", "teacher", "soft patches")
+)
 def test_loss_of_the_parts(labeled):
     head, labels, target, other_target = LABELED[labeled]
     weighted = labeled not in ("one", "class alone")
@@ -136,7 +141,8 @@ def test_loss_of_the_parts(labeled):
     assert logs["accuracy"] == pytest.approx((prediction.argmax(-1) == CLASS).mean())
 
 
-@pytest.mark.parametrize("head", SEVERAL)
+@pytest.mark.backend_free
+@pytest.mark.parametrize("head", ("distilled", "dense"))
 def test_inside_another_model(head):
     """It returns its prediction, because the enclosing model's loss does not know the heads."""
     chain = model_of(head)
@@ -180,18 +186,21 @@ def test_weights_of_one_loss():
         close(model.train_on_batch(IMAGES, CLASS), expected)
 
 
-@pytest.mark.parametrize("name", ("call", "compute_loss", "compute_metrics"))
-def test_a_method_of_a_subclass_gets_the_prediction(name):
+def test_methods_of_a_subclass_get_the_prediction():
     shapes = []
 
-    def method(self, *args, **kwargs):
-        found = getattr(super(Own, self), name)(*args, **kwargs)
-        given = {**dict(zip(("x", "y", "y_pred"), args, strict=False)), **kwargs}
-        shapes.append(tuple((found if name == "call" else given["y_pred"]).shape[1:]))
-        return found
+    def method(name):
+        def run(self, *args, **kwargs):
+            found = getattr(super(Own, self), name)(*args, **kwargs)
+            given = {**dict(zip(("x", "y", "y_pred"), args, strict=False)), **kwargs}
+            shapes.append((name, *(found if name == "call" else given["y_pred"]).shape[1:]))
+            return found
 
-    Own = type("Own", (Chain,), {name: method})
+        return run
+
+    names = ("call", "compute_loss", "compute_metrics")
+    Own = type("Own", (Chain,), {name: method(name) for name in names})
     model = Own.from_config(model_of("distilled").get_config())
     model.compile(keras.optimizers.SGD(0.1), SPARSE, metrics=["accuracy"])
     history = model.fit(IMAGES, LABELS, verbose=0).history
-    assert set(shapes) == {(5,)} and np.isfinite(history["loss"]).all()
+    assert set(shapes) == {(name, 5) for name in names} and np.isfinite(history["loss"]).all()

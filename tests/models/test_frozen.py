@@ -4,11 +4,10 @@ import copy
 
 import keras
 import pytest
-from harness import FAMILIES, blocks
+from harness import FAMILIES
 
 import keras_vitx as kv
 from keras_vitx.keras_internals import sublayers
-from keras_vitx.layers import Attention, HeadMixing
 
 pytestmark = pytest.mark.backend_free
 
@@ -65,34 +64,3 @@ def test_frozen_in_every_copy(family, changes, tmp_path):
     model.trainable = False
     model.trainable = True
     assert len(trained(model)) == count
-
-
-def test_frozen_layers_of_ones_own(tmp_path):
-    @keras.saving.register_keras_serializable("tests")
-    class Around(keras.layers.Layer):
-        def __init__(self, **kwargs):
-            super().__init__(**kwargs)
-            self.mixes = [HeadMixing(name="mix"), HeadMixing(name="mix")]
-
-        def build(self, shape):
-            for mix in self.mixes:
-                mix.build(shape)
-
-        def call(self, maps):
-            return self.mixes[1](self.mixes[0](maps))
-
-    model = FAMILIES["ViT"](attention=lambda _: Attention(2, on_weights=[Around(name="around")]))
-    count = len(trained(model))
-    blocks(model)[1].attention.on_weights[0].mixes[1].trainable = False
-    assert trained(by_file(model, tmp_path)) == trained(model)
-    assert len(trained(model)) == count - 2
-
-
-def test_the_optimizer_of_a_frozen_model_continues(tmp_path):
-    model = FAMILIES["ViT"]()
-    for layer in model.layers[:-1]:
-        layer.trainable = False
-    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "sparse_categorical_crossentropy")
-    model.optimizer.build(model.trainable_variables)
-    for each in (model, by_file(model, tmp_path)):
-        assert len(each.optimizer.variables) == 2 + len(trained(model))

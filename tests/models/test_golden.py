@@ -7,7 +7,7 @@ import sys
 import keras
 import numpy as np
 import pytest
-from harness import FAMILIES, GOLDEN, GOLDEN_CASES, array, close, gradients
+from harness import FAMILIES, GOLDEN, GOLDEN_CASES, array, close, compiled, gradients
 from keras import ops
 
 import keras_vitx as kv
@@ -34,21 +34,17 @@ def test_a_family_without_golden_data_says_why():
 
 @every_case
 def test_inference(case):
+    """The logits, and the tokens after each block."""
     model, golden = loaded(case)
-    close(array(model(golden["input"], training=False)), golden["logits"])
     close(model.predict(golden["input"], verbose=0), golden["logits"])
-
-
-@every_case
-def test_blocks(case):
-    model, golden = loaded(case)
     stages = [key for key in golden if key.startswith("block/")]
     assert stages
     names = [key.removeprefix("block/").replace(".", "_") for key in stages]
     # Blocks with shared maps return a pair, tokens first.
     outputs = [keras.tree.flatten(model.get_layer(name).output)[0] for name in names]
-    cut = keras.Model(model.input, outputs)
-    found = [array(tokens) for tokens in cut(golden["input"], training=False)]
+    cut = keras.Model(model.input, [*outputs, model.output])
+    *found, logits = map(array, compiled(lambda: cut(golden["input"], training=False)))
+    close(logits, golden["logits"])
     for key, tokens in zip(stages, found, strict=True):
         # For class blocks, the file has only the class tokens.
         close(tokens[:, : golden[key].shape[1]], golden[key], message=key)
@@ -61,7 +57,7 @@ def test_blocks(case):
 def restored(variables):
     """Restore the values of variables."""
     before = [np.array(ops.convert_to_numpy(variable.value)) for variable in variables]
-    yield before
+    yield
     for variable, value in zip(variables, before, strict=True):
         variable.assign(value)
 
@@ -78,20 +74,35 @@ def training_logits(model, images):
 
 @every_case
 def test_training(case):
+    """Loss, logits, gradients and running statistics."""
     model, golden = loaded(case)
+    variables = model.trainable_variables
+    statistics = {
+        checkpoint_name(variable.path, model.family)[0]: variable
+        for variable in model.non_trainable_variables
+        if "moving" in variable.path
+    }
+    assert set(statistics) == {key[6:] for key in golden if key.startswith("after/")}
 
     def loss():
         logits = training_logits(model, golden["input"])
         losses = keras.losses.sparse_categorical_crossentropy(
             golden["labels"], logits, from_logits=True
         )
-        return ops.mean(losses)
+        return ops.mean(losses), logits, [variable.value for variable in statistics.values()]
 
     with restored(model.non_trainable_variables):
-        close(array(training_logits(model, golden["input"])), golden["train/logits"])
-        variables = model.trainable_variables
-        value, found = gradients(loss, variables)
+        before = [array(variable.value) for variable in statistics.values()]
+        (value, logits, after), found = gradients(loss, variables)
     close(value, golden["train/loss"])
+    close(logits, golden["train/logits"])
+    for name, old, values in zip(statistics, before, after, strict=True):
+        expected = golden[f"after/{name}"]
+        if name.endswith("running_var"):
+            # PyTorch keeps the unbiased variance: n / (n - 1) of Keras'.
+            n = 4 * (16 * 16 if name.startswith("patch_embed") else 17 * 17)
+            expected = 0.9 * old + (expected - 0.9 * old) * (n - 1) / n
+        close(values, expected, message=name)
 
     names = [checkpoint_name(variable.path, model.family)[0] for variable in variables]
     known = {key.removeprefix("grad/") for key in golden if key.startswith("grad/")}
@@ -115,31 +126,14 @@ def test_training(case):
     assert without_effect < len(names) / 4
 
 
-@every_case
-def test_running_statistics(case):
-    model, golden = loaded(case)
-    statistics = {
-        checkpoint_name(variable.path, model.family)[0]: variable
-        for variable in model.non_trainable_variables
-        if "moving" in variable.path
-    }
-    assert set(statistics) == {key[6:] for key in golden if key.startswith("after/")}
-    if not statistics:
-        pytest.skip("no normalization by batch")
-    with restored(statistics.values()) as before:
-        model(golden["input"], training=True)
-        for (name, variable), old in zip(statistics.items(), before, strict=True):
-            expected = golden[f"after/{name}"]
-            if name.endswith("running_var"):
-                # PyTorch keeps the unbiased variance: n / (n - 1) of Keras'.
-                n = 4 * (16 * 16 if name.startswith("patch_embed") else 17 * 17)
-                expected = 0.9 * old + (expected - 0.9 * old) * (n - 1) / n
-            close(array(variable.value), expected, message=name)
-
-
 # 0.1 times the mean over 2 and over 3 pairs, by the public network and its
 # `SoftTargetCrossEntropyCosReg` on these weights and images, in training.
 SIMILARITIES = {"refined_vit": (0.0940697, 0.0960464), "refined_vit_dense": (0.0928283, 0.0952188)}
+
+
+def similarities(model, images):
+    _, losses = compiled(lambda: (model(images, training=True), model.losses))
+    return [float(array(loss)) for loss in losses]
 
 
 @pytest.mark.parametrize("case", SIMILARITIES)
@@ -149,11 +143,9 @@ def test_similarity_loss_of_refined_vit(case):
     for pairs, expected in zip((2, 3), SIMILARITIES[case], strict=True):
         arguments = {"similarity": 0.1, "similarity_depth": pairs}
         model = GOLDEN_CASES[case](**arguments)
-        model(golden["input"], training=True)
-        losses = [float(array(loss)) for loss in model.losses]
+        losses = similarities(model, golden["input"])
         assert sum(losses) == pytest.approx(expected, rel=2e-6)
         assert losses[0] == pytest.approx(0.1 / pairs)
         assert losses[1] < 0.1 / pairs
     used = GOLDEN_CASES[case](similarity_of="used", **arguments)
-    used(golden["input"], training=True)
-    assert sum(float(array(loss)) for loss in used.losses) < 0.04, "refined maps differ"
+    assert sum(similarities(used, golden["input"])) < 0.04, "refined maps differ"

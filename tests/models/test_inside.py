@@ -3,10 +3,8 @@
 import keras
 import numpy as np
 import pytest
-from harness import BACKEND, FAMILIES, array, close, numbers, precision, trained
+from harness import BACKEND, FAMILIES, close, numbers, precision, trained
 from keras import layers
-
-import keras_vitx as kv
 
 IMAGES = numbers((4, 16, 16, 3))
 
@@ -67,22 +65,12 @@ def check(family, policy, forms):
 
 
 # The forms differ in Keras's own code, which is the same on all backends.
-@pytest.mark.parametrize("family", ("CaiT", "RefinedViT"))
+@pytest.mark.parametrize("family", ("RefinedViT", "CaiT")[: 2 if BACKEND == "torch" else 1])
 def test_as_alone(family):
     nests = [["over time", "sequential"], ["subclass", "functional", "over time"]]
     if BACKEND == "torch":
         check(family, "float32", [*([wrapper] for wrapper in AROUND), *nests])
     check(family, "mixed_bfloat16", [["functional"]])
-
-
-def test_features_inside():
-    with precision("mixed_bfloat16"):
-        backbone = kv.features(FAMILIES["ViT"](), [0, -1])
-        inputs = keras.Input((16, 16, 3))
-        model = keras.Model(inputs, backbone(inputs))
-    pairs = zip(model.predict(IMAGES, verbose=0), backbone.predict(IMAGES, verbose=0), strict=True)
-    for found, expected in pairs:
-        np.testing.assert_array_equal(array(found), array(expected))
 
 
 @pytest.mark.backend_free
@@ -104,16 +92,3 @@ def test_dtype_is_that_of_all_layers():
     assert keras.config.dtype_policy().name == before
     assert {layer.dtype_policy.name for layer in model.layers} == {"mixed_bfloat16", "float32"}
     assert model.dtype_policy.name == "mixed_bfloat16"
-
-
-@pytest.mark.backend_free
-@pytest.mark.parametrize("arguments", ({}, {"distillation_token": True}))
-def test_a_head_obeys_its_activation(arguments):
-    model = FAMILIES["ViT"](**arguments)
-    assert array(model(IMAGES)).sum(-1) == pytest.approx(1)
-    model.layers[-1].activation = keras.activations.linear  # The last layer is the activation.
-    logits = array(model(IMAGES))
-    assert np.abs(logits.sum(-1) - 1).max() > 1e-3
-    twin = type(model).from_config(model.get_config())
-    twin.set_weights(model.get_weights())
-    close(array(twin(IMAGES)), logits)

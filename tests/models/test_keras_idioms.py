@@ -5,7 +5,7 @@ import importlib
 import keras
 import numpy as np
 import pytest
-from harness import BACKEND, array, gradients, precision
+from harness import BACKEND, array, precision
 from PIL import Image
 
 import keras_vitx as kv
@@ -37,8 +37,7 @@ def directory(tmp_path):
 
 
 @pytest.mark.skipif(BACKEND != "tensorflow", reason="tf.data has tensors of TensorFlow")
-@pytest.mark.parametrize("crop_ratio", [1.0, 0.9])
-@pytest.mark.parametrize("side", [16, 20])
+@pytest.mark.parametrize(("side", "crop_ratio"), [(16, 1.0), (20, 0.9)])
 def test_a_keras_directory_maps_in_tf_data(directory, side, crop_ratio):
     model = network(crop_ratio)
     dataset = keras.utils.image_dataset_from_directory(
@@ -54,40 +53,19 @@ def test_a_keras_directory_maps_in_tf_data(directory, side, crop_ratio):
         for found, _ in others:
             assert found.dtype == "float32"
             np.testing.assert_allclose(found, wanted, atol=1e-5)
-    if as_it_is:
-        model.compile("adamw", "sparse_categorical_crossentropy")
-        model.fit(prepared, validation_data=prepared, verbose=0)
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "float16", "float64", "0..1"])
 def test_tensors_of_the_backend_stay_so(dtype):
     values = PIXELS / np.float32(255) if dtype == "0..1" else PIXELS.astype(dtype)
-    for crop_ratio, given in ((1.0, values), (0.9, values), (1.0, values[:, :12])):
+    for crop_ratio, given in ((0.9, values), (1.0, values[:, :12])):
         model, images = network(crop_ratio), keras.ops.convert_to_tensor(given)
-        for part in (images, images[0], images[..., :1]):
+        for part in (images, images[0], images[..., :1])[: 3 if given is values else 1]:
             found = kv.preprocess_input(part, model)
             assert type(found) is type(images) and "float32" in str(found.dtype)
             assert found.ndim == part.ndim
             wanted = kv.preprocess_input(np.asarray(part), model).reshape(found.shape)
             np.testing.assert_allclose(np.asarray(found), wanted, atol=1e-5)
-
-
-def test_in_graphs_and_with_gradients():
-    model, images = network(), PIXELS.astype("float32")
-    inputs = keras.Input((16, 16, 3))
-    whole = keras.Model(inputs, kv.preprocess_input(inputs, model))
-    np.testing.assert_allclose(whole.predict(images, verbose=0), normalized(images), atol=1e-5)
-
-    def total(x):
-        return keras.ops.sum(kv.preprocess_input(x, model))
-
-    x = keras.Variable(images)
-    run = (
-        importlib.import_module("tensorflow").function(total) if BACKEND == "tensorflow" else total
-    )
-    _, (gradient,) = gradients(lambda: run(x.value), [x])
-    wanted = np.broadcast_to(1 / (255 * np.float32(STD)), images.shape)
-    np.testing.assert_allclose(gradient, wanted, rtol=1e-5)
 
 
 @pytest.mark.backend_free
@@ -97,6 +75,7 @@ def test_arrays_in_0_1_are_pixels():
     assert scaled == pytest.approx(of_pixels)
 
 
+@pytest.mark.skipif(BACKEND == "jax", reason="Keras's own lines, which take a minute to compile")
 def test_the_transfer_learning_guide(tmp_path):
     """The lines of keras.io/guides/transfer_learning, with the callbacks that follow it."""
     tf = pytest.importorskip("tensorflow")

@@ -10,6 +10,8 @@ import keras_vitx as kv
 from keras_vitx.layers import ImagePreprocessing
 from keras_vitx.preprocessing import ModelInput
 
+# The layers of preprocessing are compared on each backend (tests/data/test_photographs.py).
+pytestmark = pytest.mark.backend_free
 STATED = kv.Preprocessing((0.4, 0.5, 0.6), (0.2, 0.25, 0.3), 0.9, "bilinear")
 PIXELS = kv.Preprocessing.pixels()
 PHOTOS = list(np.random.default_rng(0).integers(0, 256, (3, 50, 44, 3), "uint8"))
@@ -37,7 +39,6 @@ def prepared(net, **images):
     return behind(ImagePreprocessing.of(net), **images)(net)
 
 
-@pytest.mark.backend_free
 def test_what_a_model_takes_is_stated_or_asked_for():
     net = network()
     assert ModelInput.of(kv.features(net)).preprocessing == STATED

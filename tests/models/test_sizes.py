@@ -48,19 +48,5 @@ def test_registry():
         assert "**overrides" in constructor.__doc__
 
 
-def test_defaults_and_overrides_of_a_size():
-    model = kv.create_model("CaiT_Mini", depth=1, layer_scale=None, drop_path=0.25)
-    assert model.name == "CaiT_Mini"
-    assert model.family == "CaiT"
-    assert model.input_shape == (None, 32, 32, 3)
-    assert model.output_shape == (None, 10)
-    block = model.get_layer("blocks_0")
-    assert (block.ls1.gamma, block.drop_path) == (None, 0.25)
-    assert [layer.name for layer in model.layers] == [
-        *("patch_embed", "pos_embed", "blocks_0", "cls_token"),
-        *("blocks_token_only_0", "blocks_token_only_1", "norm", "pool", "head", "prediction"),
-    ]
-
-
 def test_editors_see_the_parameters_of_today():
     assert PATH.read_text() == stub(), "run `make sizes`"

@@ -91,12 +91,3 @@ def test_positional_attention_learns_content_unless_it_starts_at_zero(zero):
     images = np.random.default_rng(0).normal(size=(4, *model.input_shape[1:]))
     model.train_on_batch(images, np.arange(4))
     assert (array(kernel.value) == before).all() == zero
-
-
-def test_a_copy_of_a_config_starts_alike():
-    """The initializers are part of the config, and a classifier can be drawn again."""
-    model = kv.PiT((48, 96), (1, 1), (2, 4), **COMMON)
-    copy = keras.models.clone_model(model)
-    for kind, values in kinds(copy).items():
-        expected = kinds(model)[kind]
-        assert abs(values.std() - expected.std()) <= 0.35 * expected.std(), kind

@@ -5,7 +5,6 @@ import pytest
 from harness import BACKEND, FAMILIES, array, blocks, close, numbers
 
 import keras_vitx as kv
-from keras_vitx.analysis import class_attention, trace
 
 # The grids and the numbers of leading tokens, after each layer from the stem to the norm.
 SQUARE, PIT = [(2, 2)], [0, 0, *[1] * 6]
@@ -41,21 +40,10 @@ def test_layout(case, include_top):
 
 
 @pytest.mark.backend_free
-def test_a_network_without_tokens():
-    model = kv.models.Chain([keras.layers.Flatten(), keras.layers.Dense(3)], (4, 4, 3))
-    assert (model.token_layout, model.grid) == ([], None)
-
-
-@pytest.mark.backend_free
 def test_a_stem_that_says_nothing():
     layers = [keras.layers.Reshape((4, 12), name="stem"), keras.layers.Dense(3, name="last")]
     model = kv.models.Chain(layers, (4, 4, 3))
     assert model.token_layout == [("stem", None, None, False), ("last", None, None, False)]
-    block = kv.layers.Block(kv.layers.Attention(2), kv.layers.MLP())
-    model = kv.models.Chain([keras.layers.Reshape((4, 12)), block], (4, 4, 3))
-    assert len(list(trace(model, numbers((2, 4, 4, 3))))) == 1
-    with pytest.raises(ValueError, match="no class token"):
-        class_attention(model, numbers((2, 4, 4, 3)))
 
 
 @pytest.mark.skipif(BACKEND != "torch", reason="PyTorch's switches")

@@ -67,11 +67,7 @@ def test_layers_of_every_block(family):
 
 @pytest.mark.parametrize("family", ("CaiT", "ViT"))
 def test_distillation_token(family):
-    model = checked(family, distillation_token=True, classifier_activation=None)
-    names = [step.name for step in model.layers]
-    # Each is prepended to all tokens, so the class token is the first.
-    assert names.index("cls_token") == names.index("dist_token") + 1
-    assert isinstance(model.layers[-1], kvl.DistilledHead)
+    checked(family, distillation_token=True)
     features, pooled = (
         FAMILIES[family](distillation_token=True, include_top=False, pooling=pooling)
         for pooling in (None, "avg")
@@ -92,14 +88,6 @@ def test_weights_of_branches(family):
         assert found.shape[1:] == (width,) and (found == 0.25).all()
     drawn = gammas(layer_scale=keras.initializers.RandomUniform(0.1, 0.2))
     assert np.unique(drawn).size == np.size(drawn) > 0, "each draws its own"
-
-
-@pytest.mark.parametrize("family", ("PiT", "Mixer"))
-def test_context_broadcast(family):
-    assert parts(FAMILIES[family](), kvl.ContextBroadcasting) == []
-    for block in blocks(checked(family, context_broadcast=True)):
-        assert len(block.mlp.on_output) == 1
-        assert block.mlp.on_output == parts(block, kvl.ContextBroadcasting)
 
 
 # Arguments of one family.
@@ -169,26 +157,6 @@ def test_attention_of_each_block(family, arguments, expected):
         assert names.index("cls_token") == 2 + arguments["local_depth"]
 
 
-def test_convolutional_start_of_convit():
-    def start(**arguments):
-        attention = blocks(FAMILIES["ConViT"](**arguments))[0].attention
-        return array(attention.v.kernel), array(attention.pos_proj.kernel)
-
-    values, places = start()
-    np.testing.assert_array_equal(values, np.eye(8))
-    # Heads of a 2 x 2 kernel attend half a patch up or down, left or right.
-    expected = [[-1, -1, 1, 1], [-1, 1, -1, 1], [-1] * 4]
-    np.testing.assert_array_equal(places, expected)
-    _, weaker = start(locality_strength=0.5)
-    np.testing.assert_array_equal(weaker, places / 2)
-    values, places = start(conv_start=False)
-    assert 0 < np.abs(values).max() < 0.1 and 0 < np.abs(places).max() < 0.1
-    values, places = start(conv_start="partial", num_heads=2)
-    np.testing.assert_array_equal(values, np.eye(8))
-    np.testing.assert_array_equal(places[:, 0], [0, 0, -1])
-    assert 0 < np.abs(places[:, 1]).max() < 0.1
-
-
 def test_gates_of_convit():
     model = checked("ConViT", gate=-2.0)
     gates = [part.gating_param for part in parts(model, kvl.PositionalAttention)]
@@ -205,15 +173,6 @@ def test_frozen_attention_of_convit(gated):
     trained = [len(block.attention.trainable_variables) for block in blocks(twin)]
     assert trained == [0, 0, 3]
     assert {len(block.mlp.trainable_variables) for block in blocks(twin)} == {4}
-
-
-@pytest.mark.parametrize("family", ("DeepViT", "RefinedViT"))
-def test_similarity(family):
-    """A weight per pair of blocks (DeepViT, Appendix A); the loss of a block is in layers/."""
-    common = {"depth": 4, "similarity": 0.1, "similarity_depth": 2, "similarity_over": "queries"}
-    found = blocks(checked(family, **common))
-    assert [getattr(block, "similarity", 0.0) for block in found] == [0.0, 0.05, 0.05, 0.0]
-    assert {block.similarity_over for block in found[1:3]} == {"queries"}
 
 
 def test_inside_of_the_papers_refiner():

@@ -40,7 +40,7 @@ def changed(perturbation, model, pixels, index=0):
 
 
 def log_probability(model, pixels):
-    found = keras.ops.convert_to_numpy(model(to_inputs(model, pixels), training=False))
+    found = model.predict(to_inputs(model, pixels), verbose=0)
     return np.log(found[np.arange(len(found)), LABELS])
 
 

@@ -20,23 +20,6 @@ def of_grid(rows, columns, **more):
     return make_tiny(input_shape=(8 * rows, 8 * columns, 3), **more)
 
 
-def test_other_heads(golden_file, golden_tensors, file_of, caplog):
-    model = make_tiny(classes=7, weights=golden_file)
-    (record,) = caplog.records
-    assert "head" in record.getMessage() and "10 classes" in record.getMessage()
-    assert tuple(model.get_layer("head").kernel.shape) == (24, 7)
-    caplog.clear()
-    make_tiny(include_top=False, weights=golden_file)
-    assert not caplog.records
-    with pytest.raises(ValueError, match=r"head\.bias is \(7,\)"):
-        make_tiny(weights=file_of(golden_tensors | {"head.bias": np.zeros(7, "float32")}))
-    for name in ("head.weight", "head.bias"):
-        del golden_tensors[name]
-    with pytest.raises(ValueError, match="include_top=False"):
-        make_tiny(weights=file_of(golden_tensors))
-    make_tiny(weights=file_of(golden_tensors), include_top=False)
-
-
 def test_positions_of_rectangles(file_of, caplog):
     # Without a word about the grid: 6 x 8 entries are not a square, so they must be on the
     # model's own grid.
