@@ -17,7 +17,7 @@ BOUNDS = {"float32": 1e-5, "mixed_bfloat16": 0.05, "mixed_float16": 0.01}
 @pytest.mark.skipif(BACKEND != "torch", reason="compiled by PyTorch")
 @pytest.mark.parametrize(
     ("family", "training"),
-    [("CaiT", True), ("ConViT", True), ("DeepViT", True), ("RefinedViT", True), ("ConViT", False)],
+    [("CaiT", True), ("ConViT", True), ("DeepViT", True), ("RefinedViT", True), ("DeepViT", False)],
 )
 def test_torch_compiles_one_graph_for_any_number_of_images(family, training):
     import torch

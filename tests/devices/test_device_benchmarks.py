@@ -19,7 +19,7 @@ def test_every_measurement_of_an_accelerator(tmp_path):
     output = tmp_path / "results.jsonl"
     words = (ACCELERATOR, output, "--toy", "--models", "RefinedViT_Mini")
     # It finds the package without PYTHONPATH.
-    ended = run_script(*words, "--minutes", 0.5, check=False, PYTHONPATH="")
+    ended = run_script(*words, "--minutes", 0.4, check=False, PYTHONPATH="")
     assert ended.returncode and re.search("run the command again|give it more", ended.stderr)
     run_script(*words, PYTHONPATH="")
     rows = list(map(json.loads, output.read_text().splitlines()))
