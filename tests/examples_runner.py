@@ -1,15 +1,38 @@
-"""Run an example on a few images in place of the whole sample."""
+"""Run an example, or a page's block, on a few images in place of the whole sample."""
 
 import dataclasses
 import pathlib
 import runpy
 import sys
+import tempfile
 
 import numpy as np
 
 from keras_vitx.data import sources
 
 SIZES = {"train": 64, "validation": 20, "test": 20}
+COMPARED = ("--networks", "ViT_Mini", "CaiT_Mini", "--seeds", "2", "--epochs", "1")
+ARGUMENTS = {"compare": COMPARED}
+"""Words of the command line, where an example takes what makes it short."""
+SMALLER = {
+    # name of an example or a page: what it says, and what runs in place of it
+    "quantize_onnx": ("CALIBRATION, TEST = 128, 1000", "CALIBRATION, TEST = 8, 32"),
+    "find_learning_rate": ("np.geomspace(1e-6, 1.0, 60)", "np.geomspace(1e-6, 1.0, 12)"),
+    "distil": ("EPOCHS = 5", "EPOCHS = 1"),
+    "export": ('kv.CaiT_Mini(weights="cifar10")', "kv.CaiT_Mini(depth=1)"),
+    "fine-tune": ('"epochs": 3', '"epochs": 1'),
+    "your-attention": ('"epochs": 3', '"epochs": 1'),
+}
+"""Nothing else of an example or a page is changed."""
+
+
+def text_of(path):
+    """The text of an example or a page, smaller where `SMALLER` says so."""
+    text = path.read_text()
+    if path.stem in SMALLER:
+        assert SMALLER[path.stem][0] in text, path
+        text = text.replace(*SMALLER[path.stem])
+    return text
 
 
 def few_images(path, name):
@@ -28,11 +51,14 @@ load_npz = sources.load_npz
 
 
 def run(path, *arguments):
-    """Run the file as a program, and return its names."""
-    before = sys.argv, sys.path, sources.load_npz
-    sys.argv, sources.load_npz = [str(path), *arguments], few_images
-    sys.path = [str(pathlib.Path(path).parent), *sys.path]  # As Python does.
+    """Run the file as a program."""
+    path, before = pathlib.Path(path), (sys.argv, sys.path, sources.load_npz)
+    sys.argv = [str(path), *(arguments or ARGUMENTS.get(path.stem, ()))]
+    sys.path, sources.load_npz = [str(path.parent), *sys.path], few_images  # As Python does.
     try:
-        return runpy.run_path(str(path), run_name="__main__")
+        with tempfile.TemporaryDirectory() as directory:
+            copy = pathlib.Path(directory, path.name)
+            copy.write_text(text_of(path))
+            runpy.run_path(str(copy), run_name="__main__")
     finally:
         sys.argv, sys.path, sources.load_npz = before

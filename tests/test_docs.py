@@ -4,8 +4,8 @@ import re
 
 import keras
 import pytest
-from examples_runner import few_images
-from harness import BACKEND, ROOT, run_python
+from examples_runner import few_images, text_of
+from harness import ROOT, run_python
 from sizes import COUNTS
 
 import keras_vitx as kv
@@ -86,7 +86,6 @@ def registries():
         registry.update(items)
 
 
-@pytest.mark.skipif(BACKEND != "torch", reason="the blocks are the same on every backend")
 @pytest.mark.usefixtures("registries")
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(DOCS).as_posix())
 def test_blocks_of_a_page_run(page, downloads, write_pictures, tmp_path, monkeypatch):
@@ -94,12 +93,12 @@ def test_blocks_of_a_page_run(page, downloads, write_pictures, tmp_path, monkeyp
     write_pictures("cat.png", "coffee.png", "rocket.jpg")
     monkeypatch.setattr(sources, "load_npz", few_images)
     names = {"__name__": page.stem}
-    for block in re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL):
+    for block in re.findall(r"```python\n(.*?)```", text_of(page), flags=re.DOTALL):
         exec(compile(block, str(page), "exec"), names)
 
 
 def test_the_block_for_jax_runs():
     pytest.importorskip("jax")
-    page = (DOCS / "export.md").read_text()
+    page = text_of(DOCS / "export.md")
     (block,) = re.findall(r"```python title=.*jax\"\n(.*?)```", page, flags=re.DOTALL)
     assert float(run_python(block, backend="jax").stdout) < 5e-5
