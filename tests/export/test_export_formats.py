@@ -25,13 +25,15 @@ from keras_vitx.export.graph import output_names, with_outputs
 from keras_vitx.keras_internals import sublayers
 from keras_vitx.losses import SmoothedCrossentropy
 
-# CaiT is written in every format below.
+# CaiT is written by itself.
 OWN_OPERATIONS = [name for name in FAMILIES if name not in (*SIMPLE, "CaiT")]
 WRITTEN_HERE = [
     format.name
     for format in FORMATS.values()
     if format.backend == BACKEND and all(map(find_spec, format.packages))
 ]
+# JAX writes none: a second process does, as it does for any backend that is not the format's.
+FORMATS_HERE = ("saved_model", "onnx") if BACKEND == "jax" else WRITTEN_HERE
 
 
 def exported_to(directory, model, format, **options):
@@ -55,8 +57,8 @@ def trained():
     return model
 
 
-@pytest.mark.parametrize("format", FORMATS)
-def test_a_file_of_every_format_from_every_backend(format, trained, tmp_path):
+@pytest.mark.parametrize("format", FORMATS_HERE)
+def test_a_file_of_every_format(format, trained, tmp_path):
     before = [array(v.value) for v in (*trained.variables, *trained.optimizer.variables)]
     exported = exported_to(tmp_path, trained, format)
     # Outputs were compared for one image and for eight, in a process without Keras.
@@ -85,16 +87,16 @@ def test_a_file_of_every_format_from_every_backend(format, trained, tmp_path):
     assert array(trained(numbers((3, 32, 16, 3)))).std(axis=0).max() > 1e-3
 
 
-@pytest.mark.skipif(not WRITTEN_HERE, reason="no format is written under this backend")
-@pytest.mark.parametrize("index, family", enumerate(OWN_OPERATIONS))
-def test_any_family_takes_any_batch(index, family, tmp_path):
-    format = WRITTEN_HERE[index // 2 % len(WRITTEN_HERE)]
-    outputs = ("logits", "probabilities")[index % 2]
-    model = randomized(family, input_shape=(24, 16, 3), classes=3 + index)
-    images = numbers((5, 24, 16, 3))
-    exported = exported_to(tmp_path, model, format, outputs=outputs)
-    expected = array(with_outputs(model, outputs)(images))
-    close(outputs_of(exported, images)[outputs], expected, 5e-5)
+@pytest.mark.parametrize("index, format", enumerate(WRITTEN_HERE))
+def test_any_family_takes_any_batch(index, format, tmp_path):
+    """Several in one file, which takes seconds to write and to run."""
+    inputs, images = keras.Input((24, 16, 3)), numbers((5, 24, 16, 3))
+    names = OWN_OPERATIONS[index :: len(WRITTEN_HERE)]
+    models = {name: randomized(name, input_shape=(24, 16, 3)) for name in names}
+    whole = keras.Model(inputs, {name: each(inputs) for name, each in models.items()})
+    found = outputs_of(exported_to(tmp_path, whole, format), images)
+    for name, each in models.items():
+        close(found[name], array(each(images)), 5e-5, name)
 
 
 @pytest.mark.parametrize("format", WRITTEN_HERE)
@@ -108,9 +110,6 @@ def test_pixels_are_cropped_as_by_preprocess_input(format, tmp_path):
     pixels = np.random.default_rng(0).integers(0, 256, (3, *sides, 3)).astype("uint8")
     expected = array(model(kv.preprocess_input(list(pixels), model)))
     close(outputs_of(exported, pixels)["probabilities"], expected, 5e-5)
-    if not FORMATS[format].any_size:
-        odd = kv.export(model, tmp_path / "odd.pt2", preprocessing=(35, 29), outputs="logits")
-        assert odd.shape == (None, 35, 29, 3) and odd.outputs == ("logits",)
 
 
 def functional(activation=None):
@@ -160,14 +159,6 @@ def test_logits_and_probabilities_of_any_classifier():
             close(array(values), before)
 
 
-@pytest.mark.skipif(BACKEND != "torch", reason="PyTorch writes it")
-def test_one_sigmoid_output_has_two_classes(tmp_path):
-    model = randomized("ViT", classes=1, classifier_activation="sigmoid")
-    model.class_names = ("cat", "dog")
-    exported = exported_to(tmp_path, model, "torch")
-    assert exported.classes == ("cat", "dog") and exported.outputs == ("probabilities",)
-
-
 def in_half(make, *steps, **changes):
     with precision("mixed_bfloat16"):
         return make(*steps, **changes)
@@ -205,9 +196,9 @@ CASES = [
     # format, model, largest difference
     ("onnx", decomposed, 1e-5),
     ("torch", pyramid, 1e-5),
-    ("saved_model", partial(in_half, FAMILIES["CaiT"], include_top=False), 0.05),
-    ("torch", partial(in_half, FAMILIES["CaiT"]), 0.05),
-    ("onnx", partial(in_half, FAMILIES["CaiT"]), 0.05),
+    ("saved_model", partial(in_half, FAMILIES["CaiT"], depth=1, include_top=False), 0.05),
+    ("torch", partial(in_half, FAMILIES["CaiT"], depth=1), 0.05),
+    ("onnx", partial(in_half, FAMILIES["CaiT"], depth=1), 0.05),
     ("onnx", partial(quantized, "int8", "lora"), 2e-5),
     ("onnx", partial(quantized, "float8"), 2e-5),
     ("saved_model", partial(quantized, "int8", "lora"), 2e-5),

@@ -2,13 +2,11 @@
 
 import importlib.util
 import inspect
-import os
 import pickle
-import subprocess
-import sys
 
+import keras
 import pytest
-from harness import BACKEND, ROOT, run_python
+from harness import FAMILIES, run_python
 
 import keras_vitx as kv
 from keras_vitx.export import process
@@ -44,39 +42,18 @@ class Unregistered(keras.layers.Layer):
     def call(self, x):
         return x + 1.0
 """
-SESSION = """
-import keras
-import keras_vitx as kv
-import my_module
-
-images = keras.Input((8, 8, 1))
-x = my_module.Unregistered()(my_module.Scale()(images))
-x = keras.layers.Dense(2, activation=my_module.soft)(keras.layers.Flatten()(x))
-assert kv.export(keras.Model(images, x), "module").difference <= 1e-5
-
-@keras.saving.register_keras_serializable("mine")
-class Own(my_module.Scale):
-    pass
-
-try:
-    kv.export(keras.Model(images, Own()(images)), "saved")
-except ValueError as error:
-    print(error)
-"""
 
 
-def test_classes_of_a_module_and_of_a_session(tmp_path):
+def test_classes_of_a_module_and_of_a_session(tmp_path, monkeypatch):
     (tmp_path / "my_module.py").write_text(MODULE)
-    done = subprocess.run(
-        [sys.executable, "-"],
-        input=SESSION,
-        cwd=tmp_path,
-        env={**os.environ, "KERAS_BACKEND": BACKEND, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "'Own' of a script, a session" in done.stdout
+    monkeypatch.syspath_prepend(tmp_path)
+    mine, images = importlib.import_module("my_module"), keras.Input((8, 8, 1))
+    x = mine.Unregistered()(mine.Scale()(images))
+    x = keras.layers.Dense(2, activation=mine.soft)(keras.layers.Flatten()(x))
+    assert kv.export(keras.Model(images, x), tmp_path / "module").difference <= 1e-5
+    own = type("Own", (mine.Scale,), {"__module__": "__main__", "__qualname__": "Own"})
+    with pytest.raises(ValueError, match="'Own' of a script, a session"):
+        kv.export(keras.Model(images, own()(images)), tmp_path / "saved")
 
 
 def test_a_failed_process_says_why_and_ignores_its_directory(tmp_path, monkeypatch):
@@ -124,6 +101,15 @@ def test_what_is_there_is_replaced_only_if_asked(quick, classifier, tmp_path):
     for path in (directory, empty):
         assert (path / "saved_model.pb").read_bytes() == b"new"
     assert {each.name for each in tmp_path.iterdir()} == {"m.onnx", "m", "empty"}
+
+
+def test_what_is_said_of_a_file(quick, tmp_path):
+    model = FAMILIES["ViT"](classes=1, classifier_activation="sigmoid")
+    model.class_names = ("cat", "dog")
+    one, odd = tmp_path / "one.pt2", tmp_path / "odd.pt2"
+    assert kv.export(model, one)[4:6] == (("probabilities",), ("cat", "dog"))
+    exported = kv.export(model, odd, preprocessing=(35, 29), outputs="logits")
+    assert exported.shape == (None, 35, 29, 3) and exported.outputs == ("logits",)
 
 
 def test_other_directories_are_never_replaced(quick, classifier, tmp_path):

@@ -30,6 +30,7 @@ def one_by_one(model, pictures):
     return np.concatenate([array(model(image[None])) for image in inputs])
 
 
+@pytest.mark.backend_free
 def test_images_in_names_out(model, pictures):
     classify = kv.predictor(model, batch_sizes=(1, 4))
     expected = kv.decode_predictions(one_by_one(model, pictures), 2, model)
@@ -53,20 +54,18 @@ def test_batches_are_padded_to_a_few_sizes(model, pictures, monkeypatch):
     assert shapes == [4, 4, 4, 4]
 
 
-def in_threads(classify, inputs, expected):
-    def call(index):
-        start = index % len(inputs)
-        close(classify.probabilities(inputs[start : start + 3]), expected[start : start + 3])
-
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(call, range(48)))
-
-
 def test_eight_threads_leave_the_model_as_it_was(model, pictures):
     """Under JAX, `model.predict` fails here, and leaves the model without variables.
 
     The predictor comes from another process, as it might.
     """
     inputs, expected = kv.preprocess_input(pictures, model), one_by_one(model, pictures)
-    in_threads(pickle.loads(pickle.dumps(kv.predictor(model))), inputs, expected)
+    classify = pickle.loads(pickle.dumps(kv.predictor(model)))
+
+    def call(index):
+        start = index % len(inputs)
+        close(classify.probabilities(inputs[start : start + 3]), expected[start : start + 3])
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(call, range(48)))
     close(one_by_one(model, pictures), expected)
