@@ -135,6 +135,7 @@ def test_a_users_own_attention():
     ]
 
 
+@pytest.mark.backend_free
 def test_half_precision_gives_float32():
     with precision("mixed_bfloat16"):
         model = FAMILIES["DeepViT"]()
@@ -151,17 +152,6 @@ def test_one_block_at_a_time():
     del first
     next(walk)
     assert [one() for one in kept] == [None] * 3
-
-
-@pytest.mark.backend_free
-def test_chosen_blocks():
-    model = FAMILIES["CaiT"]()
-    chosen = trace(model, IMAGES, ["blocks_token_only_0", "blocks_1"])
-    everything = {one.name: one for one in trace(model, IMAGES)}
-    found = list(chosen)
-    assert [(one.name, one.index) for one in found] == [("blocks_1", 1), ("blocks_token_only_0", 3)]
-    for one in found:
-        close(one.maps, everything[one.name].maps)
 
 
 @pytest.mark.backend_free

@@ -197,14 +197,6 @@ def test_a_padded_batch_is_full_and_its_padding_weighs_nothing():
 
 
 @backend_free
-def test_soft_labels_follow_their_images():
-    numbers = np.arange(103) / 103
-    soft = np.stack([numbers, 1 - numbers, 0 * numbers, 0 * numbers], axis=1)
-    found, labels = train((GRAY[0], soft), 103, augmentation=None)[0]
-    np.testing.assert_allclose(labels[:, 0] * 103, levels(found), atol=1e-3)
-
-
-@backend_free
 def test_mixed_labels_are_soft_in_all_parts():
     images, labels = pictures(24)
     for given in (labels, np.eye(5)[labels]):
@@ -229,14 +221,6 @@ def test_images_are_repeated_in_a_batch_and_augmented_anew():
         assert (images[0] != images[1]).any() and (images[1] != images[2]).any()
     assert len({i for ids in seen for i in ids}) == 8
     assert seen != [found.ids(1, index) for index in range(4)]
-
-
-@backend_free
-def test_ids_are_paths_or_indices_in_the_source(pets):
-    files = load_dataset(pets).train.images.keys
-    assert set(train(load_dataset(pets, fraction=0.5), 4).ids(0, 0)) < set(files)
-    found = train(load_dataset(GRAY, fraction=0.5), 5, augmentation=None)
-    assert found.ids(0, 3) == levels(made(found, 0, 3)[0]).tolist()
 
 
 @backend_free

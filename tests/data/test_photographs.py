@@ -29,6 +29,7 @@ def run(layer, image):
 
 # The layer is that of the backend; the next test compares it with `preprocess_input` there, too.
 ONCE = [
+    ((224, 320), 0.9, "bicubic"),
     ((224, 224), 0.9, "bilinear"),
     *(((224, 224), crop_ratio, "bicubic") for crop_ratio in (0.875, 0.9, 1.0, 1.13)),
     *(((384, 384), 1.0, "bicubic"), ((320, 192), 1.0, "bicubic"), ((24, 40), 0.9, "bilinear")),
@@ -38,7 +39,7 @@ ONCE = [
 @pytest.mark.parametrize(
     "size, crop_ratio, interpolation",
     [
-        *(((224, 320), 0.9, "bicubic"), ((24, 40), 1.15, "bilinear")),
+        ((24, 40), 1.15, "bilinear"),
         *(pytest.param(*each, marks=pytest.mark.backend_free) for each in ONCE),
     ],
 )
@@ -65,7 +66,7 @@ SIDES = st.tuples(st.integers(1, 90), st.integers(1, 90)).filter(
 SIZES = st.tuples(st.integers(2, 48), st.integers(2, 48))
 
 
-@settings(max_examples=25 if BACKEND == "torch" else 5)  # Others compile for each size.
+@settings(max_examples=25 if BACKEND == "torch" else 3)  # Others compile for each size.
 @given(SIDES, SIZES, st.floats(0.3, 2), st.sampled_from(["bicubic", "bilinear"]))
 @example((3, 300), (24, 40), 0.875, "bicubic")
 def test_the_layer_equals_preprocess_input(sides, size, crop_ratio, interpolation):
@@ -107,11 +108,3 @@ def test_it_stays_exact_in_a_model_of_half_precision(photographs):
         model = keras.Model(inputs, ImagePreprocessing((32, 24), MEAN, STD)(inputs))
     found = keras.ops.convert_to_numpy(model(image[None].astype("float32")))[0]
     np.testing.assert_array_equal(found, run(layer, image))
-
-
-def test_images_of_another_size_than_that_of_build(photographs):
-    image = pixels(photographs[1])
-    layer, built = (ImagePreprocessing((32, 24), MEAN, STD, 0.9) for _ in range(2))
-    built.build((None, *image.shape))
-    for each in (image[:, :-9], image):
-        np.testing.assert_array_equal(run(built, each), run(layer, each))

@@ -105,14 +105,6 @@ PETS = [f"{name}/{i}.jpg" for name in ("cat", "dog") for i in range(2)]
 TRAIN = [f"train/{file}" for file in PETS]
 
 
-def layout(directory, *files):
-    """Write empty files, and directories, whose names end with a slash."""
-    for file in files:
-        parent, _, name = file.rpartition("/")
-        (directory / parent).mkdir(parents=True, exist_ok=True)
-        (directory / parent / name).touch()
-
-
 @pytest.mark.parametrize(
     "files, names, counts",
     [  # (files, class names, images of train, validation, test)
@@ -129,7 +121,10 @@ def layout(directory, *files):
     ],
 )  # fmt: skip
 def test_layouts(tmp_path, files, names, counts):
-    layout(tmp_path, *files)
+    for file in files:  # Names of directories end with a slash.
+        parent, _, name = file.rpartition("/")
+        (tmp_path / parent).mkdir(parents=True, exist_ok=True)
+        (tmp_path / parent / name).touch()
     source = load_dataset(tmp_path)
     assert source.class_names == tuple(names.split()) and source.skipped == ()
     assert [size or 0 for size in sizes(source)] == counts

@@ -1,7 +1,6 @@
 """Data: images and their preprocessing, augmentation, sources of labeled images, batches, names."""
 
 import sys
-from dataclasses import FrozenInstanceError
 from functools import partial
 from types import SimpleNamespace
 
@@ -151,7 +150,6 @@ MATCHED = {
     "Received: 3.": (["a", "b", "c"], ["2", "3"]),
 }
 ERRORS = {
-    FrozenInstanceError: {"crop_ratio": lambda: setattr(IMAGENET_INCEPTION, "crop_ratio", 0.9)},
     ImportError: {
         'needs keras-cv: ... extra "keras-cv"': partial(without, "keras_cv", batches, KERAS_CV),
         'pip install ".[data]"': partial(without, "tensorflow_datasets", opened, "tfds:cifar10"),

@@ -105,6 +105,7 @@ def test_fast_gradient_sign(model, pixels):
         assert (np.sign(step) == -np.sign(slope))[sure].all()
 
 
+@pytest.mark.backend_free  # steps of the gradient above
 def test_projected_gradient_descent(model, pixels):
     attack = PGD(model, 0.02, steps=5)
     found = changed(attack, model, pixels)
@@ -113,6 +114,7 @@ def test_projected_gradient_descent(model, pixels):
     np.testing.assert_array_equal(found, changed(attack, model, pixels))
 
 
+@pytest.mark.backend_free
 def test_logits_are_attacked_alike(model, pixels):
     config = model.get_config()
     config["layers"][-1]["config"]["activation"] = "linear"

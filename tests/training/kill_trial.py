@@ -14,7 +14,7 @@ def train(output, precision="float32", callbacks=(), seed=0):
     keras.utils.set_random_seed(seed)
     random_images = np.random.default_rng(0).integers(0, 255, (STEPS * 8, 16, 16, 3), "uint8")
     model = kv.RefinedViT(
-        16, 2, 2, expansion=2, patch_size=4, input_shape=(16, 16, 3), classes=4, dropout=0.2,
+        16, 1, 2, expansion=2, patch_size=4, input_shape=(16, 16, 3), classes=4, dropout=0.2,
         drop_path=0.2,
     )  # fmt: skip
     return kv.fit(

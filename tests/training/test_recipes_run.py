@@ -27,7 +27,7 @@ def test_a_short_trial(name, tmp_path):
         recipe = recipe.replace(similarity_depth=1)
         model = FAMILIES["RefinedViT"](drop_path=0.0, dense_head=True)
     else:
-        model = FAMILIES["CaiT"](drop_path=0.0)
+        model = FAMILIES["CaiT"](depth=2, drop_path=0.0)
     before = model.get_weights()
     history = kv.fit(model, SOURCE, recipe, output=tmp_path)
     epochs = 3 if recipe.cooldown_epochs else 2

@@ -3,8 +3,8 @@
 import keras
 import numpy as np
 import pytest
-from harness import array
-from hypothesis import given
+from harness import BACKEND, array
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keras_vitx.training import Recipe, make_schedule
@@ -53,6 +53,7 @@ RATES = {
 
 
 @pytest.mark.parametrize("decay", ("cosine", "constant"))
+@settings(max_examples=25 if BACKEND == "torch" else 4)  # Others compile for each number of steps.
 @given(
     epochs=st.integers(1, 6),
     warmup=st.sampled_from((0, 0.3, 0.5, 0.99)),
