@@ -114,7 +114,9 @@ def scaled_size(xp, image_size, size, crop_ratio):
     if target_height == target_width:
         shorter = xp.minimum(height, width)
         return target_height * height // shorter, target_width * width // shorter
-    ratio = xp.minimum(height / target_height, width / target_width)
+    ratios = height / target_height, width / target_width
+    # `minimum` of `keras.ops` rounds float64 to float32, which moves a crop by a pixel.
+    ratio = xp.where(ratios[0] < ratios[1], *ratios)
     return xp.round(height / ratio), xp.round(width / ratio)
 
 

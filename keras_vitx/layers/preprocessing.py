@@ -175,7 +175,7 @@ def _weights(xp, side, pixels, count, scaled, target, kernel):
     positions = xp.arange(target, dtype="float64") + start
     # When shrinking, the kernel is stretched over all input pixels of an output pixel.
     step = count / scaled
-    width = xp.maximum(step, 1.0)
+    width = xp.where(step > 1, step, 1.0)
     centers = (positions + 0.5) * step
     first = None
     if xp is np or xp.is_tensor(side):

@@ -10,6 +10,7 @@ from PIL import Image
 
 import keras_vitx as kv
 from keras_vitx.layers import ImagePreprocessing
+from keras_vitx.preprocessing import scaled_size
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -75,6 +76,15 @@ def test_the_layer_equals_preprocess_input(sides, size, crop_ratio, interpolatio
     image = picture(*sides)
     found = run(ImagePreprocessing.of(model), image)
     np.testing.assert_array_equal(levels(found), levels(kv.preprocess_input(image, model)[0]))
+
+
+@pytest.mark.skipif(BACKEND == "jax", reason="has no float64")
+@pytest.mark.parametrize(("size", "pixels"), [((16, 24), (24, 32)), ((24, 24), (35, 29))])
+def test_sides_of_a_graph_are_resized_as_numbers(size, pixels):
+    """Halves are rounded in float64: in ONNX files, a crop was one pixel off."""
+    tensors = [keras.ops.convert_to_tensor(side, "float64") for side in pixels]
+    found = [float(side) for side in scaled_size(keras.ops, tensors, size, 0.9)]
+    assert found == list(scaled_size(np, np.float64(pixels), size, 0.9))
 
 
 @pytest.mark.backend_free
