@@ -67,7 +67,7 @@ def has_hooks(layer):
 
 def dense(layer, x, training=False):
     """Add the bias in the product, where Keras makes a second pass. All devices."""
-    y = functional.linear(x, _value(layer.kernel).T, _value(layer.bias))
+    y = functional.linear(x, _value(layer.kernel, x.dtype).T, _value(layer.bias, x.dtype))
     return y if layer.activation is None else layer.activation(y)
 
 
@@ -75,8 +75,7 @@ def layer_norm(layer, x):
     """Normalize the last axis: float32 statistics without float32 copies. All devices."""
     if layer.axis not in ([-1], [x.ndim - 1]) or layer.rms_scaling:
         return layer.call(x)
-    # A GPU takes weights of the dtype of `x` only.
-    gamma, beta = (w if w is None else _value(w).to(x.dtype) for w in (layer.gamma, layer.beta))
+    gamma, beta = (_value(weight, x.dtype) for weight in (layer.gamma, layer.beta))
     return functional.layer_norm(x, x.shape[-1:], gamma, beta, layer.epsilon)
 
 
@@ -95,7 +94,7 @@ def batch_norm(layer, x, training=False):
     x = x.movedim(layer.axis, 1)
     dtype = torch.promote_types(x.dtype, torch.float32)
     gamma, beta, moving_mean, moving_variance = (
-        None if each is None else _value(each).to(dtype)
+        _value(each, dtype)
         for each in (layer.gamma, layer.beta, layer.moving_mean, layer.moving_variance)
     )
     if not learns:
@@ -128,10 +127,10 @@ def convolution(layer, x):
     if not is_even or not is_simple or layer.data_format != "channels_last" or is_traced(x):
         return layer.call(x)
     padding = [n // 2 if layer.padding == "same" else 0 for n in layer.kernel_size]
-    kernel = _value(layer.kernel).permute(3, 2, 0, 1)
+    kernel = _value(layer.kernel, x.dtype).permute(3, 2, 0, 1)
     kernel = kernel.contiguous(memory_format=torch.channels_last)
     x = x.permute(0, 3, 1, 2)
-    y = functional.conv2d(x, kernel, _value(layer.bias), layer.strides, padding)
+    y = functional.conv2d(x, kernel, _value(layer.bias, x.dtype), layer.strides, padding)
     return y.permute(0, 2, 3, 1)
 
 
@@ -218,7 +217,7 @@ def mix_heads(kernel, maps, bias=None):
     On a CPU, expanded maps keep the heads last in memory, as the convolution after them needs them.
     """
     batch, heads, queries, keys = maps.shape
-    columns, kernel = maps.reshape(batch, heads, queries * keys), _value(kernel)
+    columns, kernel = maps.reshape(batch, heads, queries * keys), _value(kernel, maps.dtype)
     expands = maps.device.type == "cpu" and len(kernel) > heads
     heads_last = expands or columns.stride(1) == 1
     kernel = kernel.expand(batch, -1, -1)
@@ -226,7 +225,7 @@ def mix_heads(kernel, maps, bias=None):
     if bias is None:
         mixed = torch.bmm(*pair)
     else:
-        bias = _value(bias)
+        bias = _value(bias, maps.dtype)
         mixed = torch.baddbmm(bias if heads_last else bias[:, None], *pair)
     mixed = mixed.mT if heads_last else mixed
     mixed = mixed if expands else mixed.contiguous()
@@ -296,6 +295,7 @@ def is_traced(x):
     return symbolic or torch.compiler.is_compiling() or torch.jit.is_tracing()
 
 
-def _value(weight):
-    """Return the tensor of a variable, in the precision of the layer that is called."""
-    return weight.value if isinstance(weight, keras.Variable) else weight
+def _value(weight, dtype=None):
+    """Return the tensor of a variable, in `dtype`: a GPU casts nothing, Keras no meta tensors."""
+    tensor = weight.value if isinstance(weight, keras.Variable) else weight
+    return tensor if dtype is None or tensor is None else tensor.to(dtype)
