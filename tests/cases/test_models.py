@@ -198,6 +198,33 @@ def test_a_loss_may_call_the_model_again(two):
     assert float(np.ravel(model.train_on_batch(IMAGES, LABELS))[0]) < 1e-5
 
 
+@pytest.mark.backend_free
+@pytest.mark.parametrize("argument", ["loss", "loss_weights", "metrics"])
+def test_unknown_names_in_compile_raise(argument):
+    model = FAMILIES["ViT"](distillation_token=True)
+    given = {"loss": {"head": "mse"}, "loss_weights": {"head": 1.0}, "metrics": {"head": ["mse"]}}
+    model.compile("sgd", **given)
+    model.train_on_batch(IMAGES, LABELS)
+    with pytest.raises(ValueError, match="dist"):
+        model.compile(
+            "sgd", **{**given, argument: {**given[argument], "dist": given[argument]["head"]}}
+        )
+        model.train_on_batch(IMAGES, LABELS)
+
+
+@pytest.mark.backend_free
+@pytest.mark.parametrize("activation", ["softmax", None])
+def test_a_weight_of_one_loss_is_kerass(activation):
+    losses = []
+    for weights in (None, [2.0]):
+        keras.utils.set_random_seed(0)
+        model = randomized("ViT", classifier_activation=activation)
+        loss = keras.losses.CategoricalCrossentropy(from_logits=activation is None)
+        model.compile(keras.optimizers.SGD(0.0), loss, weights)
+        losses += [model.train_on_batch(IMAGES, LABELS), model.test_on_batch(IMAGES, LABELS)]
+    close(losses[2:], 2 * np.array(losses[:2]))
+
+
 @pytest.mark.parametrize("loss", ["sparse_categorical_crossentropy", "binary_crossentropy"])
 def test_losses_of_keras_get_logits_in_a_step(loss):
     """Of a probability of 1e-44, which Keras clips at 1e-7, they have a gradient."""
