@@ -140,7 +140,7 @@ def gelu(x):
 
 
 def rotate(x, cos, sin, halves):
-    """Rotate pairs of channels, one of each half or neighbors; first ones come first."""
+    """Rotate pairs, a channel of each half or neighbors; return all first, then all second."""
     a, b = keras.ops.split(x, 2, axis=-1) if halves else (x[..., ::2], x[..., 1::2])
     return keras.ops.concatenate([a * cos - b * sin, a * sin + b * cos], axis=-1)
 

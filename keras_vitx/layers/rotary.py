@@ -71,8 +71,8 @@ class RotaryEmbedding(Layer):
     def call(self, queries_keys):
         angles = self.angles()[-ops.shape(queries_keys[0])[1] :]
         pair = [ops.at_least_float32(x) for x in queries_keys]
-        turns = [ops.cast(each, pair[0].dtype) for each in (ops.cos(angles), ops.sin(angles))]
-        rotated = (ops.rotate(x, *turns, self.halves) for x in pair)
+        cos, sin = (ops.cast(each, pair[0].dtype) for each in (ops.cos(angles), ops.sin(angles)))
+        rotated = (ops.rotate(x, cos, sin, self.halves) for x in pair)
         return tuple(ops.cast(x, self.compute_dtype) for x in rotated)
 
     def angles(self):
