@@ -7,6 +7,7 @@ import sys
 import tempfile
 
 import numpy as np
+import pytest
 
 from keras_vitx.data import sources
 
@@ -16,6 +17,7 @@ ARGUMENTS = {"compare": COMPARED}
 """Words of the command line, where an example takes what makes it short."""
 SMALLER = {
     # name of an example or a page: what it says, and what runs in place of it
+    "demo": ('OUTPUT / "saved_model"', 'OUTPUT / "model.pt2"'),
     "quantize_onnx": ("CALIBRATION, TEST = 128, 1000", "CALIBRATION, TEST = 8, 32"),
     "find_learning_rate": ("np.geomspace(1e-6, 1.0, 60)", "np.geomspace(1e-6, 1.0, 12)"),
     "distil": ("EPOCHS = 5", "EPOCHS = 1"),
@@ -52,13 +54,11 @@ load_npz = sources.load_npz
 
 def run(path, *arguments):
     """Run the file as a program."""
-    path, before = pathlib.Path(path), (sys.argv, sys.path, sources.load_npz)
-    sys.argv = [str(path), *(arguments or ARGUMENTS.get(path.stem, ()))]
-    sys.path, sources.load_npz = [str(path.parent), *sys.path], few_images  # As Python does.
-    try:
-        with tempfile.TemporaryDirectory() as directory:
-            copy = pathlib.Path(directory, path.name)
-            copy.write_text(text_of(path))
-            runpy.run_path(str(copy), run_name="__main__")
-    finally:
-        sys.argv, sys.path, sources.load_npz = before
+    words = [str(path), *(arguments or ARGUMENTS.get(path.stem, ()))]
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as directory:
+        patch.setattr(sys, "argv", words)
+        patch.setattr(sys, "path", [str(path.parent), *sys.path])  # As Python does.
+        patch.setattr(sources, "load_npz", few_images)
+        copy = pathlib.Path(directory, path.name)
+        copy.write_text(text_of(path))
+        runpy.run_path(str(copy), run_name="__main__")

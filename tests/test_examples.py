@@ -1,17 +1,11 @@
 """Every example runs, on a few images."""
 
 import http.server
-import json
-import os
 import re
 import runpy
 import shutil
 import subprocess
-import sys
 import threading
-import time
-import urllib.error
-import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from importlib.util import find_spec
@@ -20,7 +14,7 @@ import keras
 import numpy as np
 import pytest
 from examples_runner import run
-from harness import BACKEND, ROOT
+from harness import BACKEND, ROOT, run_python
 from PIL import ExifTags, Image
 
 import keras_vitx as kv
@@ -54,15 +48,15 @@ def test_example(name, tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.backend_free
-def test_prediction_on_two_workers(tmp_path):
+def test_prediction_on_two_workers(tmp_path, monkeypatch):
     pytest.importorskip("ray")
     parquet = pytest.importorskip("pyarrow.dataset")
     for i in range(5):
         photograph(tmp_path / f"{i}.png", (40, 30))
     (tmp_path / "broken.png").write_bytes(b"no image")
-    words = "predict_with_ray.py", ".", "features", "--workers", "2", "--batch-size", "2"
-    command = [sys.executable, ROOT / "examples" / words[0], *words[1:]]
-    subprocess.run(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True)
+    monkeypatch.chdir(tmp_path)
+    words = ".", "features", "--workers", 2, "--batch-size", 2
+    run_python(ROOT / "examples" / "predict_with_ray.py", *words)
     rows = parquet.dataset(tmp_path / "features").to_table().to_pylist()
     assert sorted(row["id"] for row in rows) == [f"{i}.png" for i in range(5)]
     model = kv.CaiT_Mini(weights="cifar10", include_top=False, pooling="avg")
@@ -110,28 +104,12 @@ def test_exported(format, tmp_path, monkeypatch, capsys):
     ]
 
 
-@pytest.fixture
-def serve():
-    """Run HTTP servers in threads until the test ends."""
-    servers = []
-
-    def serve(server):
-        servers.append(server)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        return f"localhost:{server.server_port}"
-
-    yield serve
-    for server in servers:
-        server.shutdown()
-        server.server_close()
-
-
 @pytest.mark.backend_free  # test_predictor.py has threads of every backend.
 def test_fastapi(tmp_path):
     """Eight clients at once get what one thread gets; what is no image is their error."""
-    for package in ("fastapi", "python_multipart"):
+    for package in ("uvicorn", "python_multipart"):
         pytest.importorskip(package)
-    uvicorn = pytest.importorskip("uvicorn")
+    testclient = pytest.importorskip("fastapi.testclient")
     predictor = kv.predictor(small_model(), batch_sizes=(1,))
     files = [photograph(tmp_path / f"{i}.jpg", (40, 30 + i)) for i in range(8)]
     expected = [
@@ -139,29 +117,15 @@ def test_fastapi(tmp_path):
         for file in files
     ]
     app = runpy.run_path(str(ROOT / "examples" / "serve_fastapi.py"))["server"](predictor)
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error"))
-    thread = threading.Thread(target=server.run)
-    thread.start()
+    client = testclient.TestClient(app)
 
     def upload(content):
-        head = b'--x\r\nContent-Disposition: form-data; name="photograph"; filename="f"\r\n\r\n'
-        body = head + content + b"\r\n--x--\r\n"
-        type = {"Content-Type": "multipart/form-data; boundary=x"}
-        with urllib.request.urlopen(urllib.request.Request(url, body, type), timeout=60) as answer:
-            return json.load(answer)["classes"]
+        return client.post("/classify?top=3", files={"photograph": content})
 
-    try:
-        while not server.started:
-            time.sleep(0.01)
-        url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}/classify?top=3"
-        with ThreadPoolExecutor(8) as pool:
-            found = list(pool.map(upload, [file.read_bytes() for file in files] * 4))
-        with pytest.raises(urllib.error.HTTPError, match="422"):
-            upload(b"no image")
-    finally:
-        server.should_exit = True
-        thread.join()
-    assert found == expected * 4
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(upload, [file.read_bytes() for file in files] * 4))
+    assert [answer.json()["classes"] for answer in found] == expected * 4
+    assert upload(b"no image").status_code == 422
 
 
 @pytest.mark.skipif(BACKEND != "tensorflow", reason="TensorFlow writes it")
@@ -183,7 +147,7 @@ def test_tensorflow_serving(tmp_path):
 @pytest.mark.skipif(BACKEND != "torch", reason="PyTorch writes ONNX")
 @pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
 @pytest.mark.skipif(not WEB.exists(), reason="ONNX Runtime Web is missing: make build/npm")
-def test_browser(tmp_path, serve):
+def test_browser(tmp_path):
     """The page shows the model's probabilities of a photograph that was taken upright."""
     pytest.importorskip("onnxscript")
     model, site = small_model(), tmp_path / "site"
@@ -197,10 +161,11 @@ def test_browser(tmp_path, serve):
     exif[ExifTags.Base.Orientation] = 6
     Image.open(file).save(file, exif=exif)
     handler = partial(http.server.SimpleHTTPRequestHandler, directory=site)
-    host = serve(http.server.ThreadingHTTPServer(("localhost", 0), handler))
+    server = http.server.ThreadingHTTPServer(("localhost", 0), handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
     command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"]
     command += [f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=60000"]
-    command += [f"http://{host}/index.html?photograph=photograph.jpg"]
+    command += [f"http://localhost:{server.server_port}/index.html?photograph=photograph.jpg"]
     dumped = subprocess.check_output(command, text=True, timeout=120)
     rows = re.findall(r'<td>(\w+)</td><td title="([\d.e-]+)">([\d.]+ %)</td>', dumped)
     ((*best,),) = kv.predictor(model)(file)

@@ -1,17 +1,21 @@
-"""JAX's training step and inference as a GPU and a TPU would compile them, lowered on a CPU.
+"""JAX's training step and inference as a GPU and a TPU would compile them, lowered on a CPU; and
+what eight devices send each other in a step.
 
 The conditions of cuDNN's attention are those of an H100; on a TPU, Keras sees a TPU.
 """
 
 import functools
+import json
+import os
 import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import keras
 import numpy as np
 import pytest
 from devices.zoo import SMALLEST, compiled
-from harness import BACKEND, precision
+from harness import BACKEND, precision, run_python
 
 if BACKEND != "jax":
     pytest.skip("lowered by JAX", allow_module_level=True)
@@ -153,3 +157,30 @@ def test_float16_for_one_query_names_no_algorithm_of_products(platform):
 
     traced = jax.jit(jax.grad(total, argnums=(0, 1))).trace(query, key)
     assert "algorithm" not in traced.lower(lowering_platforms=(platform,)).as_text()
+
+
+@pytest.fixture(scope="module")
+def measured():
+    """What the script prints: choice, family, and what was found."""
+    script = Path(__file__).with_name("virtual_devices.py")
+    flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+    done = run_python(script, XLA_FLAGS=flags)
+    return list(map(json.loads, done.stdout.splitlines()))
+
+
+def test_copies_of_the_model_reduce_gradients_only(measured):
+    for _, family, found in (row for row in measured if row[0] == "data"):
+        assert set(found["collectives"]) == {"all-reduce"}, family
+        # Statistics of normalizations and the loss are a few numbers.
+        assert found["collectives"]["all-reduce"][1] < 1.02 * found["weights"] + 4096, family
+
+
+def test_sharded_weights_travel_and_activations_do_not(measured):
+    (found,) = (found for choice, _, found in measured if choice == "shards")
+    sent = found["collectives"]
+    assert set(sent) <= {"all-gather", "all-reduce", "reduce-scatter"}
+    # Forward and backward; the loop is written once for all of its blocks.
+    assert sent["all-gather"][1] < 2 * found["weights"]
+    assert sent["all-reduce"][1] < 1.02 * found["weights"] + 4096
+    # The rest are biases and norms of these small models.
+    assert max(found["share"]) < 0.5

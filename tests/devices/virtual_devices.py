@@ -1,7 +1,7 @@
 """The collectives of a training step on eight virtual devices, as JSON.
 
     KERAS_BACKEND=jax XLA_FLAGS=--xla_force_host_platform_device_count=8 \
-        python tests/devices/virtual_devices.py data|shards FAMILY,...
+        python tests/devices/virtual_devices.py
 
 The layers run as on a GPU or TPU, not as on a CPU.
 """
@@ -9,7 +9,6 @@ The layers run as on a GPU or TPU, not as on a CPU.
 import json
 import math
 import re
-import sys
 from collections import Counter
 
 import jax
@@ -22,7 +21,8 @@ import keras_vitx as kv
 BATCH = 16
 KINDS = "all-reduce|all-gather|reduce-scatter|collective-permute|all-to-all"
 WIDTHS = {"f32": 4, "bf16": 2, "s32": 4, "u32": 4, "pred": 1, "s64": 8, "u8": 1}
-CHOICES = {"data": {}, "shards": {"shard_weights": True}}
+# Positions by axes, a depthwise convolution, and statistics of maps; a loop over blocks.
+FAMILIES = {"data": ("ConViT", "PiT", "RefinedViT"), "shards": ("CaiT",)}
 
 
 def step_of(model):
@@ -59,13 +59,14 @@ def share(values):
 
 
 if __name__ == "__main__":
-    kv.training.use_devices(8, **CHOICES[sys.argv[1]])
-    jax.default_backend = lambda: "tpu"
-    for family in sys.argv[2].split(","):
-        step, state = step_of(TINY[family]())
-        found = {
-            "collectives": collectives(step.as_text()),
-            "weights": sum(value.nbytes for value in state[0]),
-            "share": [share(state[0]), share(state[2])],
-        }
-        print(json.dumps([family, found]), flush=True)
+    for choice, families in FAMILIES.items():
+        kv.training.use_devices(8, shard_weights=choice == "shards")
+        jax.default_backend = lambda: "tpu"
+        for family in families:
+            step, state = step_of(TINY[family]())
+            found = {
+                "collectives": collectives(step.as_text()),
+                "weights": sum(value.nbytes for value in state[0]),
+                "share": [share(state[0]), share(state[2])],
+            }
+            print(json.dumps([choice, family, found]), flush=True)

@@ -1,10 +1,6 @@
-"""The models that the device checks run, and how their scripts are run."""
+"""The models that the device checks run."""
 
-import os
-import subprocess
-import sys
 from functools import partial
-from pathlib import Path
 
 import keras_vitx as kv
 
@@ -38,17 +34,3 @@ def compiled(model):
     optimizer = kv.training.AdamW(1e-3, weight_decay=0.05, global_clipnorm=1.0)
     model.compile(optimizer, "sparse_categorical_crossentropy", metrics=["accuracy"])
     return model
-
-
-def run_script(script, *words, check=True, **environment):
-    """Run a script in a process of its own."""
-    environment = {"PYTHONPATH": str(Path(__file__).parents[2]), **environment}
-    done = subprocess.run(
-        [sys.executable, str(script), *map(str, words)],
-        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
-        capture_output=True,
-        text=True,
-        timeout=900,
-    )
-    assert not check or done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    return done

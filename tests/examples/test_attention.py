@@ -6,7 +6,7 @@ import runpy
 import keras
 import numpy as np
 import pytest
-from harness import BACKEND, ROOT, array, close, gradients, numbers, randomize
+from harness import BACKEND, ROOT, array, close, gradients, numbers, randomize, softmax
 from keras import ops
 
 import keras_vitx as kv
@@ -56,9 +56,8 @@ def heads(x, layer):
     return (array(each).transpose(0, 2, 1, 3) for each in (query, key, value))
 
 
-def softmax(logits, layer=None):
-    powers = np.exp(logits)
-    return powers / powers.sum(-1, keepdims=True)
+def plain(logits, layer):
+    return softmax(logits)
 
 
 def alibi(logits, layer):
@@ -74,8 +73,8 @@ def difference(logits, layer):
 
 
 MAPS = {
-    "qk_norm": softmax,
-    "rope_2d": softmax,
+    "qk_norm": plain,
+    "rope_2d": plain,
     "differential": difference,
     "alibi_2d": alibi,
 }

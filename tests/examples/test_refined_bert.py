@@ -18,7 +18,6 @@ spec.loader.exec_module(program)
 
 RANDOM = np.random.default_rng(0)
 MASK = (np.arange(12) < np.array([[12], [7], [3]])).astype("int32")
-IDS = RANDOM.integers(0, 50, (3, 12)).astype("int32")
 SEGMENTS = RANDOM.integers(0, 2, (3, 12)).astype("int32")
 TEXT = "the cat sat on the mat\na dog ran to the cat\n\nthe mat was red and the dog was not\n" * 20
 

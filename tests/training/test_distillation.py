@@ -3,9 +3,9 @@
 import keras
 import numpy as np
 import pytest
-from harness import array, close
+from harness import array, close, softmax
 from training import teachers
-from training.fitting import best_of, named, run_of, softmax
+from training.fitting import best_of, named, run_of
 from training.teachers import IMAGES, OURS, PHOTOS, SHORT, SOFT, Given, student_of, teacher_of
 
 import keras_vitx as kv

@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 import pytest
-from harness import save_picture
+from harness import save_picture, softmax
 from training.fitting import (
     SHORT,
     TEST,
@@ -16,7 +16,6 @@ from training.fitting import (
     ready,
     same_weights,
     small,
-    softmax,
 )
 
 import keras_vitx as kv

@@ -2,19 +2,17 @@
 
 import json
 import runpy
-from pathlib import Path
 
 import keras
 import numpy as np
 import pytest
-from harness import randomize
-from PIL import Image
+from harness import ROOT, randomize, save_picture
 
 import keras_vitx as kv
 from keras_vitx.data.predictions import imagenet_classes
 
 pytestmark = pytest.mark.backend_free
-EXAMPLE = Path(__file__).parents[2] / "examples" / "real_labels.py"
+EXAMPLE = ROOT / "examples" / "real_labels.py"
 SYNSETS = [synset for synset, _ in imagenet_classes()]
 
 
@@ -31,9 +29,7 @@ def outputs_of(model, *paths):
     """Write a picture of noise to each path; return the model's outputs for them."""
     random = np.random.default_rng(len(paths))
     for path in paths:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        pixels = random.integers(0, 256, (16, 16, 3), "uint8")
-        Image.fromarray(pixels).save(path, format="PNG")
+        save_picture(path, random.integers(0, 256, (16, 16, 3), "uint8"), format="PNG")
     return model.predict(kv.preprocess_input(list(paths), model), verbose=0)
 
 

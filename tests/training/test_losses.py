@@ -3,8 +3,7 @@
 import keras
 import numpy as np
 import pytest
-from harness import BACKEND, array, close, numbers
-from training.fitting import softmax
+from harness import BACKEND, array, close, numbers, softmax
 
 from keras_vitx.losses import PerHead, SigmoidCrossentropy, SmoothedCrossentropy, SoftDistillation
 from keras_vitx.outputs import Outputs, task_of
