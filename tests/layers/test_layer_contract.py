@@ -25,7 +25,7 @@ from keras import ops
 from keras.src.testing import TestCase
 from plain import draws, made
 
-from keras_vitx.keras_internals import children
+from keras_vitx.keras_internals import children, sublayers
 
 every_layer = pytest.mark.parametrize("name", LAYERS)
 FIRST = [name for name in LAYERS if "/" not in name]
@@ -215,3 +215,25 @@ def test_second_derivatives_in_float64(name):
         assert torch.isfinite(change).all()
     finally:
         keras.config.enable_flash_attention()
+
+
+def parts_of(layer):
+    """The children that compute in training; the kernel of a depthwise convolution is read."""
+    parts = [part for part in sublayers(layer)[1:] if getattr(part, "rate", 1)]
+    return [part for part in parts if not isinstance(part, keras.layers.DepthwiseConv2D)]
+
+
+@pytest.mark.skipif(BACKEND != "torch", reason="PyTorch's hooks")
+@every_layer
+def test_hooks_fire(name):
+    """Also on children that a fast path would not call."""
+    layer, x = made(name)
+    parts, fired = parts_of(layer), []
+    for part in parts:
+        for register in (part.register_forward_pre_hook, part.register_forward_hook):
+            register(lambda part, *_: fired.append(part.path))
+    call(layer, x, training=True)
+    assert set(fired) == {part.path for part in parts}
+    # Each at its only call; an MLP drops twice, and positions are projected per axis.
+    once = [p for p in parts if p.name != "pos_proj" and not isinstance(p, keras.layers.Dropout)]
+    assert all(fired.count(part.path) == 2 for part in once)

@@ -1,13 +1,16 @@
-"""Public constructors: their signatures and docs, and families from outside the package."""
+"""Public constructors: signatures, docs, sizes, what any refuses, and families from outside."""
 
 import inspect
 import re
+from functools import partial
+from unittest.mock import patch
 
 import keras
 import numpy as np
 import pytest
 from harness import FAMILIES, array, close, numbers, randomize
 from safetensors.numpy import load_file
+from sizes import COUNTS, PATH, gmacs, stub
 
 import keras_vitx as kv
 from keras_vitx.layers import MLP, PatchEmbedding, TalkingHeadsAttention
@@ -72,12 +75,81 @@ def test_released_settings():
         assert kv.models.MODELS[name].data["drop_path"] == 0.2
 
 
-@pytest.fixture
-def foreign(monkeypatch):
+# Sizes; tests/test_docs.py compares the numbers of their tables.
+
+
+# As the paper counts them: CaiT, Tables 3 and 6.
+@pytest.mark.parametrize(("name", "published"), [("CaiT_XXS24", 9.6), ("CaiT_S36", 48.0)])
+def test_macs_at_384(name, published):
+    assert float(gmacs(name, input_shape=(384, 384, 3))) == pytest.approx(published, rel=0.01)
+
+
+def test_every_size_has_a_row():
+    new, gone = set(kv.list_models()) - set(COUNTS), set(COUNTS) - set(kv.list_models())
+    assert not new | gone, f"run `make sizes` for {new}; remove {gone} from docs/sizes.md"
+
+
+def test_registry():
+    assert kv.list_models("cait_s*") == ["CaiT_S24", "CaiT_S36", "CaiT_S48"]
+    assert kv.list_models("none*") == []
+    for name in kv.list_models():
+        constructor = getattr(kv.models, name)
+        assert getattr(kv, name) is constructor
+        assert constructor.__name__ == name
+        for key, value in constructor.data.items():
+            assert key in ("input_shape", "classes") or f"{key}={value!r}" in constructor.__doc__
+        assert "weights:" in constructor.__doc__
+        assert "**overrides" in constructor.__doc__
+
+
+def test_editors_see_the_parameters_of_today():
+    assert PATH.read_text() == stub(), "run `make sizes`"
+
+
+# What any family refuses; arguments of one are in errors/model_errors.py.
+
+MINE = kv.layers.TokenMixing(4, name="mine")
+# Arguments of all families that reach the layers by each family's own lines.
+WRONG = {
+    "`patch_size` must be ... Received: 0": {"patch_size": 0},
+    "`rate` must be in [0, 1). Received: rate=1.0": {"drop_path": 1.0},
+    "`rate`... Received: rate=2.0": {"dropout": 2.0},
+    "`attention` must return a new layer for each block. Received": {
+        "attention": lambda index: MINE
+    },
+    "`mlp` must return a new layer for each block. Received": {"mlp": lambda index: MINE},
+}
+NEAREST = "`input_shape` must ... Received: input_shape=(20, 16, 3); the nearest is ("
+FIRST = "must not read shared maps in the first block... SharedAttention for block 0"
+
+
+def rows():
+    for family in FAMILIES:
+        yield from ((family, *row) for row in WRONG.items())
+        if family != "PiT":  # Each of its stages has another grid.
+            yield family, NEAREST, {"input_shape": (20, 16, 3)}
+        shared = partial(kv.layers.SharedAttention, 4 if family in ("ConViT", "PiT") else 2)
+        yield family, FIRST, {"attention": lambda index, shared=shared: shared()}
+        # Its own counts and choices.
+        wrong = {int: -1, int | None: -1, str: "foo", str | None: "foo"}
+        own = inspect.signature(getattr(kv, family).list_layers).parameters
+        for name, kind in ((name, argument.annotation) for name, argument in own.items()):
+            if kind in wrong:
+                yield family, f"`{name}`... Received: ...{wrong[kind]!r}", {name: wrong[kind]}
+
+
+@pytest.mark.parametrize(("family", "words", "arguments"), list(rows()))
+def test_wrong_argument_of_any_family(family, words, arguments):
+    pattern = ".*".join(map(re.escape, words.split("...")))
+    with pytest.raises(ValueError, match=f"(?s){pattern}"):
+        FAMILIES[family](**arguments)
+
+
+# From outside.
+
+
+def talker():
     """Define a family and one of its sizes, as a user of the package would."""
-    for registry in (build.FAMILIES, build.MODELS, names.TABLES):
-        for name in ("Talker", "Talker_8"):
-            monkeypatch.setitem(registry, name, None)
 
     @kv.models.family(
         IMAGENET_INCEPTION.replace(crop_ratio=0.5),
@@ -97,8 +169,13 @@ def foreign(monkeypatch):
         return [stem, *class_tokens(), *blocks, last_norm(), *args.head()]
 
     kv.models.variant("Talker_8", Talker, (16, 16, 3), classes=5, crop_ratio=0.75, width=8)
-    del build.MODELS["Talker"], build.FAMILIES["Talker_8"], names.TABLES["Talker_8"]
     return Talker
+
+
+@pytest.fixture
+def foreign():
+    with patch.dict(build.FAMILIES), patch.dict(build.MODELS), patch.dict(names.TABLES):
+        yield talker()
 
 
 def test_a_family_from_outside(foreign, tmp_path):

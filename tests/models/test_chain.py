@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 import pytest
-from harness import BACKEND, FAMILIES, array, close, compiled, numbers
+from harness import BACKEND, FAMILIES, array, close, compiled, numbers, randomized, softmax
 
 from keras_vitx.layers import ClassToken, DenseHead, DistilledHead, PatchEmbedding
 from keras_vitx.losses import PerHead, SmoothedCrossentropy, SoftDistillation
@@ -46,11 +46,6 @@ def tiny(head, penalty=0.0):
 
 def values(layer):
     return [array(variable.value).copy() for variable in layer.trainable_variables]
-
-
-def softmax(logits):
-    exponentials = np.exp(logits - logits.max(-1, keepdims=True))
-    return exponentials / exponentials.sum(-1, keepdims=True)
 
 
 def crossentropy(targets, probabilities):
@@ -204,3 +199,58 @@ def test_methods_of_a_subclass_get_the_prediction():
     model.compile(keras.optimizers.SGD(0.1), SPARSE, metrics=["accuracy"])
     history = model.fit(IMAGES, LABELS, verbose=0).history
     assert set(shapes) == {(name, 5) for name in names} and np.isfinite(history["loss"]).all()
+
+
+TWO, ONE_HOT = IMAGES[:2], np.eye(5, dtype="float32")[[0, 3]]
+
+
+@pytest.mark.parametrize("two", (True, False) if BACKEND == "torch" else (True,))
+def test_a_loss_may_call_the_model_again(two):
+    model = FAMILIES["ViT"](drop_path=0.0, distillation_token=two)
+    expected = array(model(TWO, training=True))
+
+    def loss(labels, predictions):
+        again = model(keras.ops.convert_to_tensor(TWO), training=True)
+        return keras.ops.sum(keras.ops.abs(again - keras.ops.convert_to_tensor(expected)), -1)
+
+    model.compile(keras.optimizers.SGD(0.1), loss)
+    assert float(np.ravel(model.train_on_batch(TWO, ONE_HOT))[0]) < 1e-5
+
+
+@pytest.mark.backend_free
+@pytest.mark.parametrize("argument", ["loss", "loss_weights", "metrics"])
+def test_unknown_names_in_compile_raise(argument):
+    model = FAMILIES["ViT"](distillation_token=True)
+    given = {"loss": {"head": "mse"}, "loss_weights": {"head": 1.0}, "metrics": {"head": ["mse"]}}
+    model.compile("sgd", **given)
+    model.train_on_batch(TWO, ONE_HOT)
+    with pytest.raises(ValueError, match="dist"):
+        model.compile(
+            "sgd", **{**given, argument: {**given[argument], "dist": given[argument]["head"]}}
+        )
+        model.train_on_batch(TWO, ONE_HOT)
+
+
+@pytest.mark.backend_free
+@pytest.mark.parametrize("activation", ["softmax", None])
+def test_a_weight_of_one_loss_is_kerass(activation):
+    losses = []
+    for weights in (None, [2.0]):
+        keras.utils.set_random_seed(0)
+        model = randomized("ViT", classifier_activation=activation)
+        loss = keras.losses.CategoricalCrossentropy(from_logits=activation is None)
+        model.compile(keras.optimizers.SGD(0.0), loss, weights)
+        losses += [model.train_on_batch(TWO, ONE_HOT), model.test_on_batch(TWO, ONE_HOT)]
+    close(losses[2:], 2 * np.array(losses[:2]))
+
+
+@pytest.mark.parametrize("loss", ["sparse_categorical_crossentropy", "binary_crossentropy"])
+def test_losses_of_keras_get_logits_in_a_step(loss):
+    """Of a probability of 1e-44, which Keras clips at 1e-7, they have a gradient."""
+    model = FAMILIES["ViT"](classifier_activation="softmax" if "sparse" in loss else "sigmoid")
+    head = model.get_layer("head")
+    head.kernel.assign(np.zeros(head.kernel.shape))
+    head.bias.assign([-101.0, 0, 0, 0, 0])
+    model.compile(keras.optimizers.SGD(1.0), loss)
+    model.train_on_batch(TWO, np.zeros(2) if "sparse" in loss else np.eye(5)[[0, 0]])
+    assert array(head.bias)[0] > -101

@@ -155,23 +155,6 @@ def test_a_loop_trains_like_a_list(case):
 
 
 @jax_only
-def test_the_step_holds_one_block():
-    import jax
-
-    def step(model, training):
-        def loss(trainable, rest, x):
-            y, states = model.stateless_call(trainable, rest, x, training=training)
-            return y.sum(), states
-
-        return str(jax.make_jaxpr(jax.grad(loss, has_aux=True))(*values(model), IMAGES))
-
-    shallow, deep = chain(rates=(0.3,) * 3), chain(rates=(0.3,) * 9)
-    counts = [step(model, True).count("dot_general") for model in (shallow, deep)]
-    assert counts[0] == counts[1]
-    assert "scan[" in step(deep, True) and "scan[" not in step(deep, False), "inference unrolls"
-
-
-@jax_only
 def test_draws_differ_between_blocks_of_a_loop():
     class Recording(Layer):
         def __init__(self, **kwargs):

@@ -1,4 +1,4 @@
-"""Feature maps: the tokens of the plain walk, as the backbone of another model."""
+"""The token layout of a model, and its feature maps: the tokens of the plain walk."""
 
 import keras
 import numpy as np
@@ -50,7 +50,7 @@ def test_maps_are_the_tokens_of_the_walk(family):
     assert {id(v) for v in last.weights} < {id(v) for v in model.weights}
 
 
-@pytest.mark.parametrize("family", ("RefinedViT", "PiT")[: 2 if BACKEND == "torch" else 1])
+@pytest.mark.parametrize("family", ("PiT", "RefinedViT")[: 2 if BACKEND == "torch" else 1])
 def test_a_head_on_a_backbone_trains(family, tmp_path):
     keras.utils.set_random_seed(0)
     base = FAMILIES[family](input_shape=SHAPE)
@@ -104,17 +104,6 @@ def test_another_size():
     np.testing.assert_array_equal(array(new.embeddings.value), expected)
 
 
-@pytest.mark.skipif(BACKEND != "jax", reason="the loop is JAX's")
-def test_blocks_between_two_maps_are_a_loop():
-    import jax
-
-    backbone = kv.features(FAMILIES["ViT"](depth=6, drop_path=0.0), [2, 5])
-    parts = (backbone.trainable_variables, backbone.non_trainable_variables)
-    values = [[variable.value for variable in part] for part in parts]
-    step = jax.make_jaxpr(lambda x: backbone.stateless_call(*values, x, training=True))
-    assert str(step(numbers((1, 16, 16, 3)))).count("scan[") == 2
-
-
 @once
 def test_tokens_with_prefix_tokens(tmp_path):
     model = kv.ViT(8, 3, 2, patch_size=8, input_shape=(16, 16, 3), register_tokens=2)
@@ -127,3 +116,56 @@ def test_tokens_with_prefix_tokens(tmp_path):
     backbone.save(tmp_path / "backbone.keras")
     again = keras.saving.load_model(tmp_path / "backbone.keras")
     close(array(again(images)[1]), last)
+
+
+# The layout.
+
+# The grids and the numbers of leading tokens, after each layer from the stem to the norm.
+SQUARE, PIT = [(2, 2)], [0, 0, *[1] * 6]
+LAYOUTS = {
+    "CaiT": ({}, SQUARE * 8, [0] * 5 + [1] * 3),
+    "CaiT/distilled": ({"distillation_token": True}, SQUARE * 9, [0] * 5 + [1, 2, 2, 2]),
+    "ViT": ({}, SQUARE * 6, [0, *[1] * 5]),
+    "ConViT": ({}, SQUARE * 7, [0] * 4 + [1] * 3),
+    "DeepViT": ({"conv_stem": True}, SQUARE * 6, [0, *[1] * 5]),
+    "RefinedViT": ({}, SQUARE * 7, [0, *[1] * 6]),
+    "CBViT": ({}, SQUARE * 6, [0, *[1] * 5]),
+    "PiT": ({}, [(3, 3)] * 4 + SQUARE * 4, PIT),
+    "Mixer": ({}, SQUARE * 4, [0] * 4),
+    "PiT/wide": ({"input_shape": (32, 21, 3)}, [(6, 4)] * 4 + [(3, 2)] * 4, PIT),
+}
+
+
+@once
+@pytest.mark.parametrize("case", {**dict.fromkeys(FAMILIES), **LAYOUTS})
+@pytest.mark.parametrize("include_top", (True, False))
+def test_layout(case, include_top):
+    arguments, grids, prefixes = LAYOUTS.get(case, ({}, None, None))
+    model = FAMILIES[case.split("/")[0]](include_top=include_top, **arguments)
+    layout = model.token_layout
+    assert layout[-1].name == "norm"
+    assert [tokens.name for tokens in layout] == [step.name for step in model.layers[: len(layout)]]
+    assert grids in (None, [tokens.grid for tokens in layout])
+    assert prefixes in (None, [tokens.num_prefix_tokens for tokens in layout])
+    assert model.grid == layout[-1].grid
+    pairs = [tokens.name for tokens in layout if tokens.emits_maps]
+    assert pairs == [block.name for block in blocks(model) if getattr(block, "emits_maps", False)]
+    assert pairs or not case.startswith("RefinedViT")
+
+
+@once
+def test_a_stem_that_says_nothing():
+    layers = [keras.layers.Reshape((4, 12), name="stem"), keras.layers.Dense(3, name="last")]
+    model = kv.models.Chain(layers, (4, 4, 3))
+    assert model.token_layout == [("stem", None, None, False), ("last", None, None, False)]
+
+
+@pytest.mark.skipif(BACKEND != "torch", reason="PyTorch's switches")
+def test_the_argument_training_decides():
+    model = FAMILIES["ViT"](drop_path=[0.5, 0.5])
+    images = numbers((16, 16, 16, 3))
+    expected = array(model(images, training=False))
+    for switch in (model.train, model.eval):
+        switch()
+        close(array(model(images)), expected)
+        assert abs(array(model(images, training=True)) - expected).max() > 1e-4

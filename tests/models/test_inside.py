@@ -65,7 +65,7 @@ def check(family, policy, forms):
 
 
 # The forms differ in Keras's own code, which is the same on all backends.
-@pytest.mark.parametrize("family", ("RefinedViT", "CaiT")[: 2 if BACKEND == "torch" else 1])
+@pytest.mark.parametrize("family", ("CaiT", "RefinedViT")[: 2 if BACKEND == "torch" else 1])
 def test_as_alone(family):
     nests = [["over time", "sequential"], ["subclass", "functional", "over time"]]
     if BACKEND == "torch":

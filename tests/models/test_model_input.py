@@ -23,26 +23,21 @@ def network(**changes):
     return model
 
 
-def behind(*first, **images):
-    """Return a function that puts layers, or functions of tensors, before a network."""
-
-    def make(net):
-        x = inputs = keras.Input((16, 16, 3), **images)
-        for one in first:
-            x = one(x)
-        return keras.Model(inputs, net(x))
-
-    return make
+def around(*layers):
+    x = inputs = keras.Input((16, 16, 3))
+    for layer in layers:
+        x = layer(x)
+    return keras.Model(inputs, x)
 
 
-def prepared(net, **images):
-    return behind(ImagePreprocessing.of(net), **images)(net)
+def prepared(net):
+    return around(ImagePreprocessing.of(net), net)
 
 
 def test_what_a_model_takes_is_stated_or_asked_for():
     net = network()
     assert ModelInput.of(kv.features(net)).preprocessing == STATED
-    for one in (behind()(net), prepared(net), keras.models.clone_model(net)):
+    for one in (around(net), prepared(net), keras.models.clone_model(net)):
         with pytest.raises(ValueError, match=r"`model\.preprocessing` must be set"):
             kv.preprocess_input(PHOTOS, one)
         one.preprocessing = STATED

@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 import keras_vitx as kv
 from keras_vitx.layers import PositionalAttention
 
-# The starts of layers are tested on each backend (tests/layers/test_initializers.py).
+# The starts of layers are tested on each backend (tests/layers/test_layers.py).
 pytestmark = pytest.mark.backend_free
 COMMON = {"patch_size": 8, "input_shape": (64, 64, 3), "classes": 100}
 TIMM = {"img_size": 64, "patch_size": 8, "num_classes": 100}
