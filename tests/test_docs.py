@@ -1,17 +1,22 @@
-"""Every call in docs/ablations.md is valid, and the blocks of all pages run."""
+"""Blocks of README and pages run; their numbers, calls and tables are those of the package."""
 
 import re
+from pathlib import Path
+from unittest.mock import patch
 
 import keras
 import pytest
+import stated
 from examples_runner import few_images, text_of
 from harness import ROOT, run_python
-from sizes import COUNTS
+from sizes import COUNTS, SIZES
+from training.fitting import same_weights
 
 import keras_vitx as kv
 from keras_vitx import layers
 from keras_vitx.data import sources
 from keras_vitx.models import build
+from keras_vitx.training import list_recipes, recipes
 from keras_vitx.weights import names as weight_names
 
 pytestmark = pytest.mark.backend_free
@@ -24,8 +29,8 @@ TABLES = [
 ]
 MILLIONS = {}
 """Millions of parameters of each call, as printed in the tables."""
-for *_, stated, cell in TABLES:
-    MILLIONS.setdefault(cell.strip("`"), set()).update({stated} - {""})
+for *_, printed, cell in TABLES:
+    MILLIONS.setdefault(cell.strip("`"), set()).update({printed} - {""})
 BUILT = [call for call in MILLIONS if not re.fullmatch(r"kv\.\w+\(\)", call)]
 """Calls that the tests of the sizes don't cover."""
 
@@ -34,16 +39,16 @@ def test_cells():
     assert len(TABLES) > 90
     for row in TABLES:
         assert len(row) == 4, row
-        where, _, stated, cell = row
+        where, _, printed, cell = row
         assert re.match(r"(Tables?|Figure|Section|Appendix) ", where), row
-        assert re.fullmatch(r"|[\d.]+( \([\d.]+\))?", stated), row
+        assert re.fullmatch(r"|[\d.]+( \([\d.]+\))?", printed), row
         assert re.fullmatch(r"`(kv|layers)\..+\)`", cell), row
 
 
 def test_sizes_exist():
     for call in MILLIONS.keys() - set(BUILT):
-        for stated in MILLIONS[call]:
-            assert_agrees(COUNTS[call[len("kv.") : -len("()")]], stated)
+        for printed in MILLIONS[call]:
+            assert_agrees(COUNTS[call[len("kv.") : -len("()")]], printed)
 
 
 @pytest.mark.parametrize("call", BUILT)
@@ -57,12 +62,12 @@ def test_calls(call, monkeypatch):
         assert any(isinstance(layer, layers.Block) for layer in made)
 
 
-def assert_agrees(count, stated):
+def assert_agrees(count, printed):
     """Compare a count with the printed millions, to within one of the last digit.
 
     If the paper's count differs by more, ours follows in parentheses, rounded.
     """
-    paper, _, ours = stated.strip(")").partition(" (")
+    paper, _, ours = printed.strip(")").partition(" (")
     assert (abs(count / 1e6 - float(paper)) < 0.1 ** decimals(paper)) == (not ours), count
     if ours:
         assert f"{count / 1e6:.{decimals(ours)}f}" == ours
@@ -78,12 +83,8 @@ PAGES = [page for page in sorted(DOCS.rglob("*.md")) if "```python" in page.read
 @pytest.fixture
 def registries():
     """Forget the families and sizes that a page defines."""
-    registries = build.FAMILIES, build.MODELS, weight_names.TABLES
-    kept = list(map(dict, registries))
-    yield
-    for registry, items in zip(registries, kept, strict=True):
-        registry.clear()
-        registry.update(items)
+    with patch.dict(build.FAMILIES), patch.dict(build.MODELS), patch.dict(weight_names.TABLES):
+        yield
 
 
 @pytest.mark.usefixtures("registries")
@@ -102,3 +103,79 @@ def test_the_block_for_jax_runs():
     page = text_of(DOCS / "export.md")
     (block,) = re.findall(r"```python title=.*jax\"\n(.*?)```", page, flags=re.DOTALL)
     assert float(run_python(block, backend="jax").stdout) < 5e-5
+
+
+TRAINING = (DOCS / "training.md").read_text()
+ROWS = re.findall(r"^\| `(\w+)` \| .* \| ([\d+ ]+), (\d+), ([\de.-]+) \|$", TRAINING, re.MULTILINE)
+
+
+def test_the_table_has_the_recipes():
+    assert sorted(name for name, *_ in ROWS) == list_recipes()
+    for name, epochs, batch, rate in ROWS:
+        recipe = recipes.get(name)
+        assert sum(map(int, epochs.split("+"))) == recipe.all_epochs
+        assert int(batch) == recipe.batch_size
+        assert float(rate) == pytest.approx(recipe.peak)
+
+
+def test_the_lines_compute_what_fit_computes(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sources, "load_npz", few_images)
+    names = {"__name__": "training"}
+    first, second, *_ = re.findall(r"```python\n(.*?)```", TRAINING, re.DOTALL)
+    exec(compile(first, "docs/training.md", "exec"), names)
+    # A few images fill no batch of 100.
+    names["recipe"] = names["recipe"].replace(batch_size=16, epochs=2)
+    keras.utils.set_random_seed(0)
+    exec(compile(second, "docs/training.md", "exec"), names)
+
+    keras.utils.set_random_seed(0)
+    model = kv.ViT(dim=16, depth=2, num_heads=2, patch_size=8, input_shape=(32, 32, 3), classes=10)
+    history = kv.fit(model, "fashion_mnist", names["recipe"], output="runs/fit")
+    same_weights(model, names["model"])
+    assert history.test == names["plain"].measure(names["batches"].test)
+    lines = [Path(name).read_text() for name in ("mine.csv", "runs/fit/history.csv")]
+    assert lines[0] == lines[1]
+
+
+README = (ROOT / "README.md").read_text()
+BLOCKS = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+# Of every family; `make numbers` counts the other sizes, too.
+COUNTED = {*re.findall(r"^\| (\w+) \|", README, re.MULTILINE)}
+
+
+def test_blocks_of_the_readme_run(downloads, write_pictures, tmp_path, monkeypatch):
+    # At 224 pixels and 24 blocks, a training takes most of the time.
+    monkeypatch.setitem(kv.CaiT_XXS24.data, "input_shape", (64, 64, 3))
+    monkeypatch.setitem(kv.CaiT_XXS24.data, "depth", 4)
+    write_pictures("cat.jpg", "dog.jpg", *(f"photos/{c}/{i}.jpg" for c in "abc" for i in range(4)))
+    namespace = {"__name__": "readme"}
+    for number, block in enumerate(BLOCKS):
+        exec(compile(block, f"block {number} of the README", "exec"), namespace)
+    assert len(downloads) == 1
+    written = {"runs", "my-model.keras", "page.html", "exported"}
+    assert written <= {path.name for path in tmp_path.iterdir()}
+    assert namespace["exported"].difference < 0.05
+
+
+@pytest.mark.parametrize("row", stated.QUICK, ids=lambda row: f"{row.page} {row.text}")
+def test_numbers_are_those_of_their_commands(row):
+    assert not list(row.differing(COUNTED)), "`make sizes` writes those of sizes"
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_the_table_says_what_the_registry_says(name):
+    blocks, width, heads, _ = SIZES[name]
+    constructor = kv.models.MODELS[name]
+    data, depths = constructor.data, numbers(blocks)
+    if constructor.family == "CaiT":
+        assert depths == (data["depth"], 2)
+    else:
+        assert depths == data["depths"] if "depths" in data else sum(depths) == data["depth"]
+    assert numbers(width) == data.get("dims", (data.get("dim"),))
+    stages = data.get("num_heads", ())
+    assert numbers(heads) == (stages if isinstance(stages, tuple) else (stages,))
+
+
+def numbers(cell):
+    return tuple(map(int, re.findall(r"\d+", cell)))

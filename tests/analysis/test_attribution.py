@@ -137,11 +137,6 @@ def test_half_precision():
 
 
 @pytest.mark.backend_free
-def test_networks_without_attention_or_classifier():
-    for method in ("rollout", "gradient_attention"):
-        with pytest.raises(ValueError, match="must have attention"):
-            attribute(FAMILIES["Mixer"](), IMAGES, method)
+def test_rollout_needs_no_classifier():
     headless = FAMILIES["ViT"](include_top=False)
     assert attribute(headless, IMAGES, "rollout").shape == (2, 2, 2)
-    with pytest.raises(ValueError, match=r"must (end in|be) a classifier"):
-        attribute(headless, IMAGES)

@@ -108,14 +108,6 @@ def test_chosen_blocks_and_heads(tmp_path):
 
 
 @pytest.mark.backend_free
-def test_the_limit(tmp_path):
-    model, path = FAMILIES["ViT"](), tmp_path / "page.html"
-    with pytest.raises(ValueError, match=r"more than the limit of .* MB.*`blocks`.*`heads`"):
-        explore(model, PICTURES, path, limit=0.001)
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.backend_free
 def test_sums_are_those_of_the_maps_that_were_not_rounded():
     maps = np.exp(np.random.default_rng(0).normal(size=(2, 3, 257)))
     maps /= maps.sum(-1, keepdims=True)

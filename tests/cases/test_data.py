@@ -1,4 +1,15 @@
-"""Data: faults reported of other projects."""
+"""Data: faults that were reported of other projects, in the order of the tests.
+
+source                        what was said                       right value, and from where
+huggingface/diffusers#14323,  a thin image is resized to no row   the level of all pixels, in the
+mlverse/torchvision#44,       or column                           shape that is asked for
+datature/discolight#23
+keras-team/keras#19156,       loaders of unknown length, batches  the number of images given; an
+#9737,                        and tensors of others fail          error where there is no batch
+tensorflow/tensorflow#36287
+tensorflow/tensorflow#8484,   a label that no class has makes     an error, as by TensorFlow on a
+keras-team/keras#11786        the loss NaN, in silence            CPU
+"""
 
 import keras
 import numpy as np
@@ -12,7 +23,6 @@ from keras_vitx.data.images import resize_and_crop
 pytestmark = pytest.mark.backend_free
 
 
-# huggingface/diffusers#14323, mlverse/torchvision#44, datature/discolight#23
 @pytest.mark.parametrize("sides", [(1, 2000), (2000, 1), (3, 900), (900, 3)])
 def test_thin_images_keep_a_row_and_a_column(sides):
     image, random = np.full((*sides, 3), 7, "uint8"), np.random.default_rng(0)
@@ -21,7 +31,6 @@ def test_thin_images_keep_a_row_and_a_column(sides):
         assert (resized_crop(image, (32, 32), random, ratio=ratio) == 7).all()
 
 
-# keras-team/keras#19156, keras-team/keras#9737, tensorflow/tensorflow#36287
 def test_batches_and_tensors_that_others_make():
     torch = pytest.importorskip("torch")
     model, random = FAMILIES["ViT"](), np.random.default_rng(0)
@@ -45,7 +54,6 @@ def test_batches_and_tensors_that_others_make():
         fit(empty)
 
 
-# tensorflow/tensorflow#8484, keras-team/keras#11786
 @pytest.mark.parametrize("activation", ["softmax", "sigmoid"])
 def test_a_label_out_of_range_of_a_later_batch(activation):
     model = FAMILIES["ViT"](classifier_activation=activation)
@@ -59,16 +67,3 @@ def test_a_label_out_of_range_of_a_later_batch(activation):
 
     with pytest.raises((FloatingPointError, RuntimeError)):
         kv.fit(model, Batches(), epochs=1, warmup_epochs=0)
-
-
-def test_images_of_json_and_of_tensors():
-    model = FAMILIES["ViT"]()
-    image = np.random.default_rng(0).integers(0, 256, (20, 24, 3), "uint8")
-    predict = kv.predictor(model)
-    tensor = keras.ops.convert_to_tensor(image)
-    for images in (image.tolist(), [image.tolist()], tensor, [tensor]):
-        assert predict(images) == predict(image)
-    assert predict([image.tolist()] * 2) == predict(image) * 2
-    for images in (None, iter([image]), {"image": image}, np.array(["a.png"])):
-        with pytest.raises(ValueError, match="`images` must be paths"):
-            predict(images)

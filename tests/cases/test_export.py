@@ -1,4 +1,13 @@
-"""Faults of exports and servers that other projects reported."""
+"""Exports: faults that were reported of other projects, in the order of the tests.
+
+source                              what was said                  right value, and from where
+onnx/tensorflow-onnx#2319           a Sequential has no names of   `logits`, and the outputs of the
+                                    outputs: no ONNX file          model itself
+keras-team/keras#2775,              an average of models inside    the softmax of the mean of their
+onnx/keras-onnx#570                 one is not converted           logits
+Unity-Technologies/ml-agents#4659,  two exports at a time raise:   both files, and the outputs of
+ultralytics/ultralytics#24092       the exporter has one state     their models
+"""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -12,7 +21,6 @@ import keras_vitx as kv
 pytestmark = pytest.mark.backend_free
 
 
-# onnx/tensorflow-onnx#2319
 def test_a_sequential_model_around_a_network(tmp_path):
     network = FAMILIES["ViT"](include_top=False, pooling="token")
     layers = [keras.Input(network.input_shape[1:]), network, keras.layers.Dense(4)]
@@ -22,7 +30,6 @@ def test_a_sequential_model_around_a_network(tmp_path):
     assert exported.outputs == ("logits",) and exported.difference <= 1e-5
 
 
-# keras-team/keras#2775, onnx/keras-onnx#570
 def test_the_average_of_networks(tmp_path):
     networks = [
         randomized("ViT", depth=depth, name=f"vit_{depth}", classifier_activation=None)
@@ -40,7 +47,6 @@ def test_the_average_of_networks(tmp_path):
     assert exported.outputs == ("logits",) and exported.difference <= 1e-5
 
 
-# Unity-Technologies/ml-agents#4659, ultralytics/ultralytics#24092
 def test_threads_export_one_at_a_time(tmp_path):
     def export(index, suffix):
         model = FAMILIES["CaiT"](depth=1)

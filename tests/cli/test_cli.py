@@ -1,5 +1,6 @@
 """The command line."""
 
+import functools
 import inspect
 import json
 import os
@@ -50,14 +51,13 @@ def calls(monkeypatch):
     """Replace a function of the package; return the arguments of its calls by name."""
 
     def calls(name, result=None):
-        signature, found = inspect.signature(getattr(kv, name)), []
+        function, found = getattr(kv, name), []
 
+        @functools.wraps(function)
         def record(*args, **kwargs):
-            found.append(signature.bind(*args, **kwargs).arguments)
+            found.append(inspect.signature(function).bind(*args, **kwargs).arguments)
             return result
 
-        record.__signature__, record.__doc__ = signature, getattr(kv, name).__doc__
-        record.__annotations__ = getattr(kv, name).__annotations__
         monkeypatch.setattr(kv, name, record)
         return found
 

@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 from harness import pictures, run_python, stand_in
+from numpy.testing import assert_equal
 
 import keras_vitx as kv
 from keras_vitx import preprocess_input
@@ -32,11 +33,6 @@ def made(batches, epoch, index):
     return batches.dataset()[epoch * len(batches) + index]
 
 
-def equal(first, second):
-    for found, wanted in zip(first, second, strict=True):
-        np.testing.assert_array_equal(found, wanted)
-
-
 def levels(images):
     return np.rint((images.max(axis=(1, 2, 3)) * 0.25 + 0.5) * 255).astype(int)
 
@@ -53,7 +49,7 @@ def test_shapes_types_and_sizes(caplog):
 
     result = pipelines((GRAY, (images[:5], labels[:5]), (images, labels)), stand_in(), 21)
     assert (len(result.train), result.validation.split.size) == (4, 5)
-    equal(result.test[0], (preprocess_input(images, stand_in()), labels))
+    assert_equal(result.test[0], (preprocess_input(images, stand_in()), labels))
     alone = pipelines(GRAY, stand_in(), validation_split=0)
     assert alone.validation is alone.test is None
     whole = pipelines(GRAY, stand_in(classes=9), 1000, validation_split=0).train
@@ -80,7 +76,7 @@ def test_a_batch_depends_on_seed_epoch_and_index_only(pets, monkeypatch, memory,
     # The result depends neither on earlier requests nor on their order.
     for epoch, index in ((1, 4), (0, 3), (1, 0), (1, 1), (1, 2), (0, 3)):
         again.set_epoch(epoch)
-        equal(again[index], expected[epoch, index])
+        assert_equal(again[index], expected[epoch, index])
 
 
 @backend_free
@@ -93,10 +89,10 @@ def test_processes_and_threads_make_the_same_batches(pets):
         processes.set_epoch(epoch)
         for index in range(len(plain)):
             assert {type(array) for array in processes[index]} == {np.ndarray}
-            equal(processes[index], made(plain, epoch, index))
+            assert_equal(processes[index], made(plain, epoch, index))
     assert processes.unreadable == plain.unreadable and len(plain.unreadable) == 1
     for step, batch in enumerate(islice(plain.dataset()[3:], 4), start=3):
-        equal(batch, made(plain, *divmod(step, len(plain))))
+        assert_equal(batch, made(plain, *divmod(step, len(plain))))
 
 
 @backend_free
@@ -193,7 +189,7 @@ def test_a_padded_batch_is_full_and_its_padding_weighs_nothing():
         assert [len(array) for batch in padded for array in batch] == [10] * 9
         *values, weights = map(np.concatenate, zip(*padded, strict=True))
         assert weights.dtype == np.float32 and weights.tolist() == [1] * 21 + [0] * 9
-        equal([array[:21] for array in values], map(np.concatenate, zip(*plain, strict=True)))
+        assert_equal([a[:21] for a in values], [*map(np.concatenate, zip(*plain, strict=True))])
 
 
 @backend_free
@@ -252,7 +248,7 @@ def test_an_image_that_goes_bad_is_replaced_in_training(pets, caplog):
     assert caplog.text.count("An image is skipped") == 2
     assert all(str(path) in caplog.text for path in bad)
     assert all(np.isfinite(images).all() and len(labels) == 4 for images, labels in each)
-    equal(made(again, 0, 0), each[0])
+    assert_equal(made(again, 0, 0), each[0])
     with pytest.raises(OSError, match="can't be decoded"):
         list(strict)
     for path in source.train.images.keys:

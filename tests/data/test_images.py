@@ -4,7 +4,6 @@ import json
 import os
 import struct
 import warnings
-from pathlib import Path
 
 import keras
 import numpy as np
@@ -239,9 +238,3 @@ def test_what_is_no_image_file_is_not_opened(tmp_path, monkeypatch, kind):
     with pytest.raises(OSError, match=f"cat.jpg {words}"):
         decode_image(path)
     assert not started.exists()
-
-
-def test_pillow_opens_files_in_one_place():
-    sources = Path(kv.__file__).parent.rglob("*.py")
-    counts = {path.as_posix(): path.read_text().count("Image.open(") for path in sources}
-    assert {path[-16:]: count for path, count in counts.items() if count} == {"data/decoding.py": 1}

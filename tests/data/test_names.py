@@ -70,7 +70,7 @@ NUMBERS = [str(i) for i in range(12)]
 
 @pytest.mark.parametrize(
     ("outputs", "labels", "order"),
-    [  # (names of the model or their number, names of the data, outputs of these)
+    [  # (names of the model or their number, names of the data, outputs of these or the error)
         (12, None, None),
         (12, NUMBERS, None),
         (12, ["3", "5", "7"], [3, 5, 7]),
@@ -80,12 +80,19 @@ NUMBERS = [str(i) for i in range(12)]
         (NUMBERS, ["03", "11"], [3, 11]),
         (["a", "b", "c"], ["0", "1"], None),
         (["a", "b", "c"], ["2"], [2]),
+        (["a", "b", "c"], ["2", "3"], r"Received: 3\."),
+        (12, [str(i) for i in range(1, 13)], "must have only classes .*no `class_names`"),
+        (12, ["cat", "dog"], "Received: cat, dog"),
     ],
 )
 def test_labels_and_outputs_match_by_name_or_number(outputs, labels, order):
     count = outputs if isinstance(outputs, int) else len(outputs)
     names = None if isinstance(outputs, int) else tuple(outputs)
     model = SimpleNamespace(class_names=names, output_shape=(None, count))
+    if isinstance(order, str):
+        with pytest.raises(ValueError, match=order):
+            _match_outputs(model, labels, count)
+        return
     found, found_names = _match_outputs(model, labels, count)
     assert (found if order is None else found[: len(order)]) == order
     assert len(found_names) == count

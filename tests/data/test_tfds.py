@@ -19,33 +19,22 @@ def example(i):
     return {"image": pixels(i), "label": i % 3}
 
 
-def features():
-    return {
-        "image": tfds.features.Image(shape=(None, None, 3), encoding_format="png"),
-        "label": tfds.features.ClassLabel(names=["disc", "square", "star"]),
-    }
+FEATURES = {
+    "image": tfds.features.Image(shape=(None, None, 3), encoding_format="png"),
+    "label": tfds.features.ClassLabel(names=["disc", "square", "star"]),
+}
 
 
-def built(directory, features, file_format="array_record", **splits):
+def built(directory, file_format="array_record", **splits):
     """Write a dataset as tensorflow-datasets does; a split is a list of examples."""
-
-    class Shapes(tfds.core.GeneratorBasedBuilder):
-        VERSION = tfds.core.Version("1.0.0")
-        pkg_dir_path = directory
-
-        def _info(self):
-            features_dict = tfds.features.FeaturesDict(features)
-            return tfds.core.DatasetInfo(builder=self, features=features_dict)
-
-        def _split_generators(self, manager):
-            return {split: enumerate(examples) for split, examples in splits.items()}
-
-        def _generate_examples(self):
-            pass
-
-    Shapes(data_dir=directory, file_format=file_format).download_and_prepare()
-    # Read from its files alone, like any prepared dataset.
-    tfds.core.registered._DATASET_REGISTRY.pop("shapes", None)
+    tfds.dataset_builders.store_as_tfds_dataset(
+        "shapes",
+        "1.0.0",
+        tfds.features.FeaturesDict(FEATURES),
+        {split: list(enumerate(examples)) for split, examples in splits.items()},
+        data_dir=directory,
+        file_format=file_format,
+    )
     return directory
 
 
@@ -71,7 +60,7 @@ def open_in(monkeypatch):
 def test_its_splits_images_and_labels_are_read(tmp_path, open_in, file_format):
     splits = {"train": range(21), "test": range(21, 30), "validation": range(30, 36)}
     examples = {split: list(map(example, ids)) for split, ids in splits.items()}
-    source = open_in(built(tmp_path, features(), file_format, **examples))
+    source = open_in(built(tmp_path, file_format, **examples))
     assert source.class_names == ("disc", "square", "star") and source.name == "tfds:shapes"
     for split, ids in splits.items():
         part = getattr(source, split)
@@ -81,7 +70,7 @@ def test_its_splits_images_and_labels_are_read(tmp_path, open_in, file_format):
 
 def test_a_test_split_without_labels_is_left_out(tmp_path, open_in):
     unlabeled = [{**example(i), "label": -1} for i in range(3)]
-    directory = built(tmp_path, features(), train=map(example, range(30)), test=unlabeled)
+    directory = built(tmp_path, train=map(example, range(30)), test=unlabeled)
     source = open_in(directory, validation_split=0.2)
     assert source.test is None
     assert np.bincount(source.train.labels).tolist() == [8] * 3
@@ -115,6 +104,6 @@ print(len([image.shape for image in source.train.images]))
 
 
 def test_array_record_is_trained_on_without_tensorflow(tmp_path):
-    directory = built(tmp_path, features(), train=map(example, range(9)))
+    directory = built(tmp_path, train=map(example, range(9)))
     backend = keras.backend.backend().replace("tensorflow", "torch")
     assert run_python(READING, directory, backend=backend).stdout.split()[-1] == "9"

@@ -1,11 +1,14 @@
-"""Analysis: traces, measures and figures."""
+"""Analysis: traces, measures and figures. Robustness: fractions, models that can't be attacked."""
 
+import keras
 import numpy as np
 from harness import FAMILIES, numbers
 
+import keras_vitx as kv
 from keras_vitx import analysis
-from keras_vitx.analysis import class_attention, measure, trace
+from keras_vitx.analysis import attribute, class_attention, measure, trace
 from keras_vitx.analysis import measures as m
+from keras_vitx.robustness import FGSM, Occlusion
 
 BACKEND_FREE = True
 IMAGES, TOKENS = numbers((2, 16, 16, 3)), numbers((4, 5, 7))
@@ -28,8 +31,17 @@ ERRORS = {
         "same shape...(2, 3, 6, 6) and (2, 2, 6, 6)": lambda: m.map_cosines(MAPS, MAPS[:, :2]),
         "same shape...(4, 4, 7)": lambda: m.feature_similarity(TOKENS, TOKENS[:, 1:]),
         "same shape": lambda: m.branch_ratio(TOKENS[:, 1:], TOKENS),
+        "must have attention": lambda: attribute(FAMILIES["Mixer"](), IMAGES, "rollout"),
+        "a classifier": lambda: attribute(ViT(include_top=False), IMAGES),
+        "more than the limit of ... MB...`blocks`...`heads`": lambda empty: analysis.explore(
+            ViT(), np.zeros((2, 16, 16, 3), "uint8"), empty / "page.html", limit=0.001
+        ),
         "`mode` must be ... Received: 'all'": lambda: analysis.plot_class_attention(
             CaiT(), IMAGES, "a.png", mode="all"
         ),
+        "`fraction` must be a number in [0, 1]. Received: 1.5": lambda: Occlusion(CaiT(), 1.5),
+        "input of shape": lambda: FGSM(keras.Sequential([keras.Input((4,))]), 0.1),
+        "one class per image": lambda: FGSM(CaiT(classifier_activation="sigmoid"), 0.1),
+        "`source` must": lambda: kv.evaluate(CaiT(), iter([]), perturb=lambda *_: _),
     },
 }

@@ -14,7 +14,6 @@ from keras_vitx.data.augmentation import PRESETS
 from keras_vitx.data.images import preprocess_input
 from keras_vitx.layers import ImagePreprocessing
 from keras_vitx.preprocessing import IMAGENET_INCEPTION, ModelInput, Preprocessing
-from keras_vitx.training.evaluate import _match_outputs
 
 BACKEND_FREE = True
 X, Y = np.zeros((40, 6, 5, 3), "uint8"), np.arange(40) % 4
@@ -69,15 +68,6 @@ def npz(given, tmp_path):
 
 def decoded(shape, model=None, **options):
     return kv.decode_predictions(np.zeros(shape), model=model, **options)
-
-
-def matched(given):
-    """The order of labels among the names of a model's outputs, or their number."""
-    outputs, labels = given
-    count = outputs if isinstance(outputs, int) else len(outputs)
-    names = None if isinstance(outputs, int) else outputs
-    model = SimpleNamespace(class_names=names, output_shape=(None, count))
-    return _match_outputs(model, labels, count)
 
 
 def without(library, call, given, monkeypatch):
@@ -144,11 +134,6 @@ NPZ = {
     "x_train and ... Received: images, labels": {"images": X, "labels": Y},
     "each with a class name. Received: 3": {"x_train": X, "y_train": Y, "class_names": list("abc")},
 }
-MATCHED = {
-    "must have only classes ...no `class_names`": (12, [str(i) for i in range(1, 13)]),
-    "Received: cat, dog": (12, ["cat", "dog"]),
-    "Received: 3.": (["a", "b", "c"], ["2", "3"]),
-}
 ERRORS = {
     ImportError: {
         'needs keras-cv: ... extra "keras-cv"': partial(without, "keras_cv", batches, KERAS_CV),
@@ -167,7 +152,6 @@ ERRORS = {
         **of_each(load, LAYOUTS),
         **of_each(table, TABLES),
         **of_each(npz, NPZ),
-        **of_each(matched, MATCHED),
         # Preprocessing of a model.
         "dictionary with `mean` and `std`. Received: None": lambda: Preprocessing.of(None),
         "with `mean` and `std`. Received: {'mean'": lambda: Preprocessing.of({"mean": [0.5]}),

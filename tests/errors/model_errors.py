@@ -1,11 +1,12 @@
-"""Arguments of models."""
+"""Arguments of layers, what they are built for or called with, and arguments of models."""
 
 import keras
 import numpy as np
 from harness import FAMILIES, numbers
 
 import keras_vitx as kv
-from keras_vitx.layers import Attention, SharedAttention
+from keras_vitx import layers as kvl
+from keras_vitx.layers import MLP, Attention, Block, LocalMapConvolution, PatchEmbedding
 
 BACKEND_FREE = True
 
@@ -42,10 +43,32 @@ def as_chain(make):
 
 
 SPARSE, CLASS = "sparse_categorical_crossentropy", np.array([0, 1, 2, 0])
-SHARED_LATE = lambda index: SharedAttention(2) if index == 1 else Attention(2)  # noqa: E731
+SHARED_LATE = lambda index: kvl.SharedAttention(2) if index == 1 else Attention(2)  # noqa: E731
+IMAGES = (None, 8, 10, 3)
 ERRORS = {
     ValueError: {
-        # Of any family; what each checks by lines of its own is in tests/models/test_arguments.py.
+        "`kernel_size` must be odd. Received: 2": lambda: LocalMapConvolution(2),
+        "`constraint` must be one of ... Received: 'rows'": lambda: LocalMapConvolution(3, "rows"),
+        "`conv_start` must be one of ... Received: 'half'": lambda: kvl.PositionalAttention(
+            4, conv_start="half"
+        ),
+        "`temperature` must be a number in (0, inf). Received: 0": lambda: kvl.Temperature(0),
+        "`input_shape` must have sides that are multiples of the patch size 4. Received: "
+        "input_shape=(8, 10, 3); the nearest is (8, 12)": lambda: kvl.ConvStem(8, (4,), 4).build(
+            IMAGES
+        ),
+        "`input_shape` ...=(None, 8, 3).": lambda: PatchEmbedding(6, 4).build((None, None, 8, 3)),
+        "at least the patch size 4. ...=(3, 8, 3)": (
+            lambda: PatchEmbedding(6, 4, 2).build((None, 3, 8, 3))
+        ),
+        "`residual_scale` must be a number in (0, inf). Received: 0": (
+            lambda: Block(Attention(2), MLP(), residual_scale=0)
+        ),
+        "`attention` must be of type `Layer`. Received: <class": lambda: Block(Attention, MLP()),
+        "`num_heads` must divide the width of the tokens, 8. Received: 3": (
+            lambda: Attention(3).build((None, 5, 8))
+        ),
+        # Of any family; what each checks by lines of its own is in tests/models/test_build.py.
         "`height` must be ... Received: None": made("ViT", input_shape=(None, None, 3)),
         "contradicts `input_tensor`. Received: input_shape=(16, 16, 3), ...(None, 16, 24, 3)": (
             made("ViT", input_tensor=keras.Input((16, 24, 3)))
@@ -89,9 +112,6 @@ ERRORS = {
         "crossentropy": training(CLASS, loss="crossentropy"),
         "PerHead": training(CLASS, loss=[SPARSE, SPARSE]),
         # Images
-        "and not normalized. Received: float32 in 0": (
-            lambda: kv.fit(FAMILIES["ViT"](), (np.float32(PIXELS), np.arange(6) % 2))
-        ),
         "0..255, or floats in 0..1. Received: float32 in -1.0": prepared(PIXELS - np.float32(1)),
         "Received: bool": prepared(PIXELS > 9),
         "Received: int32 in": prepared(PIXELS.astype("int32") * 2),

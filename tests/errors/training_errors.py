@@ -13,6 +13,8 @@ from keras_vitx.losses import PerHead, SmoothedCrossentropy
 from keras_vitx.outputs import Outputs, outputs_of, task_of
 from keras_vitx.training import Distillation, Recipe
 from keras_vitx.training.classifier import Classifier
+from keras_vitx.training.devices import Devices
+from keras_vitx.training.devices.replicas import rows_of
 from keras_vitx.training.prepare import match_head, set_similarity
 
 BACKEND_FREE = True
@@ -49,10 +51,6 @@ def ends_in(layer, model=None):
     return keras.Model(model.inputs, layer(model.outputs[0]))
 
 
-def scaled():
-    return (model := small()) and keras.Model(model.inputs, model(model.inputs[0] * 2))
-
-
 def quantized():
     model = small()
     model.quantize("int8")
@@ -80,7 +78,6 @@ ERRORS = {
         "softmax' or 'sigmoid'. Received: 'relu'": lambda: fit("no/folder", small(2, "relu")),
         "`source` must have batches (images, labels)": lambda: fit(Unlabeled(*TRAIN)),
         "must not be an iterator...: pass a `PyD": lambda: fit(batch for batch in OWN),
-        "`model.preprocessing` must be set": lambda: fit(TRAIN, scaled()),
         "Put pooling and a `keras": lambda: fit(TRAIN, FAMILIES["ViT"](include_top=False)),
         "`patience` must be None": lambda: fit(TRAIN, recipe=MINE, result="last", patience=2),
         "`class_weight` ...'up'": lambda tmp_path: fit_named(tmp_path, class_weight={"up": 1.0}),
@@ -120,6 +117,9 @@ ERRORS = {
         "`rate_factors` must have one factor per ... 2": lambda: training.AdamW(
             rate_factors=(1.0, 0.5, 0.5)
         ).build(small().trainable_variables),
+        "divisible by the 4 devices ...Received: 6": lambda: rows_of(
+            (np.zeros(6), np.zeros(6)), Devices(4, 4, 4, 0)
+        ),
         # Losses and their targets
         "'head'": lambda: PerHead({"head_dist": SmoothedCrossentropy()}),
         # Teachers

@@ -5,16 +5,7 @@ from functools import partial
 import keras
 import numpy as np
 import pytest
-from harness import (
-    BACKEND,
-    FAMILIES,
-    GOLDEN_CASES,
-    array,
-    close,
-    numbers,
-    precision,
-    randomize,
-)
+from harness import BACKEND, FAMILIES, GOLDEN_CASES, array, close, numbers, precision, randomize
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -47,8 +38,7 @@ def fused_equally(model, norms_left=0, scale=0.5, variance=1.0):
     images = numbers((2, *model.input_shape[1:]))
     fused = kv.fuse(model)
     close(array(fused(images, training=False)), array(model(images, training=False)), 1e-5)
-    for value, old in zip(model.get_weights(), before, strict=True):
-        np.testing.assert_array_equal(value, old)
+    np.testing.assert_equal(model.get_weights(), before)
     assert len(norms(fused)) == norms_left
     return fused
 
@@ -58,7 +48,6 @@ CASES = {
     "deepvit_s": GOLDEN_CASES["deepvit_s"],
     "a stem, not square": partial(FAMILIES["DeepViT"], conv_stem=True, input_shape=(32, 16, 3)),
     "a stem, dense head": partial(FAMILIES["RefinedViT"], conv_stem=True, dense_head=True),
-    "the paper's refiner": partial(FAMILIES["RefinedViT"], refiner="paper"),
     "layers over maps in ConViT": partial(
         FAMILIES["ConViT"],
         attention=lambda index: (
@@ -79,8 +68,7 @@ def test_any_network_is_equal_and_has_no_norms(name):
         again.set_weights(fused.get_weights())
         again = kv.fuse(again)
         assert again.get_config() == fused.get_config()
-        for value, twin in zip(again.get_weights(), fused.get_weights(), strict=True):
-            np.testing.assert_array_equal(value, twin)
+        np.testing.assert_equal(again.get_weights(), fused.get_weights())
 
 
 def maps(linear):

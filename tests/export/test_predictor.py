@@ -3,6 +3,7 @@
 import pickle
 from concurrent.futures import ThreadPoolExecutor
 
+import keras
 import numpy as np
 import pytest
 from harness import array, close, randomized
@@ -52,6 +53,18 @@ def test_batches_are_padded_to_a_few_sizes(model, pictures, monkeypatch):
             one_by_one(model, pictures[:count]).max(axis=-1),
         )
     assert shapes == [4, 4, 4, 4]
+
+
+@pytest.mark.backend_free
+def test_images_of_json_and_of_tensors(model, pictures):
+    image, predict = pictures[0], kv.predictor(model)
+    tensor = keras.ops.convert_to_tensor(image)
+    for images in (image.tolist(), [image.tolist()], tensor, [tensor]):
+        assert predict(images) == predict(image)
+    assert predict([image.tolist()] * 2) == predict([image] * 2)
+    for images in (None, iter([image]), {"image": image}, np.array(["a.png"])):
+        with pytest.raises(ValueError, match="`images` must be paths"):
+            predict(images)
 
 
 def test_eight_threads_leave_the_model_as_it_was(model, pictures):
