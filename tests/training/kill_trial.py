@@ -28,12 +28,12 @@ def train(output, precision="float32", callbacks=(), seed=0):
 
 
 def results(output):
-    """Return all numbers of a finished run, and the names of its files."""
+    """Return all numbers of a finished run, and the names of its whole files."""
     state, record = read_state(output / "restart.safetensors"), (output / "run.json").read_text()
     table = (output / "history.csv").read_text()
     return [
         *keras.tree.flatten(state),
         record,
         table,
-        *sorted(each.name for each in output.iterdir()),
+        *sorted(each.name for each in output.glob("[!.]*")),
     ]

@@ -36,6 +36,7 @@ def test_a_killed_run_ends_with_the_same_weights(tmp_path):
     whole = train(tmp_path / "whole", "mixed_float16")
     died = run_python(LIFE, ROOT / "tests", tmp_path / "parts", check=False)
     assert died.returncode == -signal.SIGKILL, died.stderr
+    assert list((tmp_path / "parts").glob(".unfinished-*"))
     # Nothing may depend on the weights with which the last life begins.
     parts = train(tmp_path / "parts", "mixed_float16", seed=9)
     np.testing.assert_equal(results(tmp_path / "parts"), results(tmp_path / "whole"))
