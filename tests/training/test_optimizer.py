@@ -242,6 +242,33 @@ def test_nothing_that_decays(changes):
     assert all((array(v.value) < old).all() for v, old in zip(biases, before, strict=True))
 
 
+@pytest.mark.skipif(BACKEND != "torch", reason="counted by PyTorch")
+def test_operations_do_not_grow_with_the_number_of_variables():
+    """A GPU waits for the launches of small kernels, so that all variables are updated together."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Count(TorchDispatchMode):
+        calls = 0
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            self.calls += 1
+            return function(*args, **(kwargs or {}))
+
+    counts = []
+    for layers in (1, 8):
+        dense = [keras.layers.Dense(3) for _ in range(layers)]
+        model = keras.Sequential([keras.Input((3,)), *dense])
+        recipe = BASE.replace(clip_norm=1.0, ema=0.9, layer_decay=0.5)
+        optimizer, variables = make_optimizer(model, recipe, 10), model.trainable_variables
+        optimizer.rate_factors = (0.5, 1.0) * layers
+        gradients = [ops.ones(v.shape) for v in variables]
+        optimizer.apply(gradients, variables)
+        with Count() as count:
+            optimizer.apply(gradients, variables)
+        counts.append(count.calls)
+    assert counts[0] == counts[1] < 130, counts
+
+
 @pytest.mark.backend_free
 def test_a_moving_average_over_more_than_the_run_is_named(caplog):
     recipe = Recipe("mine", epochs=10, ema=0.99)
