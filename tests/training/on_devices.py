@@ -69,9 +69,9 @@ def plain():
 
 def distinct(model, name):
     """Count the distinct values of a variable over all replicas."""
-    value = next(v for v in model.non_trainable_variables if name in v.name).value
     if BACKEND == "jax":
         return 1
+    value = next(v for v in model.non_trainable_variables if name in v.name).value
     if BACKEND == "tensorflow":
         found = model.distribute_strategy.experimental_local_results(value)
     else:
