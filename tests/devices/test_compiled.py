@@ -78,15 +78,18 @@ def test_torch_compiles_each_kind_of_block(monkeypatch):
     found, wanted = (outputs_and_losses("ConViT", "float32", jit) for jit in (True, False))
     for ours, theirs in zip(found, wanted, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5 * np.max(theirs))
-    torch.compiler.reset()
-    counters.clear()
-    # In half precision, Keras must not run the blocks to learn their shapes: each would be a graph.
-    model = TINY["ConViT"](drop_path=0.5, dtype="mixed_bfloat16")
-    rates = [block.drop_path for block in model.blocks]
-    assert len(set(rates)) == 4
-    model.compile(keras.optimizers.SGD(0.0), "sparse_categorical_crossentropy", jit_compile=True)
-    losses = {model.train_on_batch(IMAGES, np.array([3, 7])) for _ in range(4)}
-    assert len(losses) > 1  # Other images lose other branches in each step.
-    # A local block without stochastic depth, one with it, and the others.
-    assert counters["stats"]["unique_graphs"] == 3
-    assert [block.drop_path for block in model.blocks] == rates
+    # A local block without stochastic depth, one with it, and the others; re-attention in float32.
+    for family, graphs in (("ConViT", 3), ("DeepViT", 2)):
+        torch.compiler.reset()
+        counters.clear()
+        # In half precision, Keras must not run the blocks to learn their shapes: each were a graph.
+        model = TINY[family](depth=4, drop_path=0.5, dtype="mixed_bfloat16")
+        rates = [block.drop_path for block in model.blocks]
+        assert len(set(rates)) == 4
+        model.compile(
+            keras.optimizers.SGD(0.0), "sparse_categorical_crossentropy", jit_compile=True
+        )
+        losses = {model.train_on_batch(IMAGES, np.array([3, 7])) for _ in range(4)}
+        assert len(losses) > 1  # Other images lose other branches in each step.
+        assert counters["stats"]["unique_graphs"] == graphs
+        assert [block.drop_path for block in model.blocks] == rates

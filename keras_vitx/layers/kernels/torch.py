@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from keras_vitx.keras_internals import functions_of_adam, remat_mode
+from keras_vitx.keras_internals import autocast, functions_of_adam, remat_mode
 from keras_vitx.layers import ops
 
 # The plain forms: `ops` replaces its functions only after this module is imported.
@@ -29,6 +29,9 @@ def call(layer, x, training=None, dtype=None, **arguments):
     """
     if not is_direct(layer, x, dtype):
         return _plain_call(layer, x, training, dtype, **arguments)
+    if layer.compute_dtype != dtype:  # `__call__` would be a graph for each block's name.
+        with autocast(layer.compute_dtype):
+            return call(layer, x, training, layer.compute_dtype, **arguments)
     if "training" in layer.call_signature_parameters:
         arguments["training"] = training
     kernel = LAYERS.get(type(layer))
@@ -37,7 +40,8 @@ def call(layer, x, training=None, dtype=None, **arguments):
 
 def compiled_call(block, x, training, dtype):
     """Call `block` as a graph that `torch.compile` makes once for its kind. All devices."""
-    if keras.tree.flatten(x)[0].is_meta or not is_direct(block, x, dtype):
+    is_other = keras.tree.flatten(x)[0].is_meta or block.compute_dtype != dtype
+    if is_other or not is_direct(block, x, dtype):
         return call(block, x, training, dtype)
     return _compiled(type(block).call)(block, x, training=training)
 
@@ -50,9 +54,9 @@ def is_direct(layer, x, dtype):
         and layer.quantization_mode is None
         and layer.activity_regularizer is None
         and remat_mode(layer) is None
-        and layer.input_dtype == dtype
+        and dtype is not None
         and all(
-            isinstance(tensor, torch.Tensor) and tensor.dtype is getattr(torch, dtype)
+            isinstance(tensor, torch.Tensor) and tensor.dtype is getattr(torch, layer.input_dtype)
             for tensor in (x if isinstance(x, tuple) else (x,))
         )
         and not has_hooks(layer)
@@ -82,8 +86,7 @@ def layer_norm(layer, x):
 def batch_norm(layer, x, training=False):
     """Make one pass, where Keras makes four; statistics in float32 or float64. All devices.
 
-    But not of float32 on a GPU in training: for the 12 maps of a DeepViT_S, cuDNN's passes took 89
-    of the 241 ms of kernels of a step on an H200.
+    But not of float32 on a GPU in training: cuDNN's passes took 89 of a DeepViT_S's 241 ms (H200).
     """
     learns = training and layer.trainable
     # Keras has `renorm` from 3.14 on.
@@ -242,10 +245,7 @@ def convolve_maps(maps, kernel):
 
 
 def pad(x, widths):
-    """Pad without the new name that Keras makes for each call. All devices.
-
-    `torch.compile` compiles anew for each name: four graphs for four sizes of batches, not two.
-    """
+    """Pad without Keras's new name for each call, which would be another graph. All devices."""
     return functional.pad(x, [width for pair in reversed(widths) for width in pair])
 
 
