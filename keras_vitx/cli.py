@@ -257,7 +257,7 @@ def files_of(images: Iterable[str]) -> list[Path]:
     from keras_vitx.data.sources.directories import image_files
 
     files: list[Path] = []
-    for name in images:
+    for name in map(os.path.expanduser, images):
         found = [] if Path(name).exists() else sorted(glob.glob(name))
         for path in map(Path, found or [name]):
             unread: list[Path] = []  # Of unknown formats, which are reported.
@@ -280,8 +280,8 @@ def explore(
             errors[path] = error
     if pictures:
         options |= {"names": [path.name for path in pictures], "path": output}
-        kv.analysis.explore(open_model(model, weights), list(pictures.values()), **options)
-        print(f"Wrote {output}, {output.stat().st_size / 1e6:.1f} MB.")
+        page = kv.analysis.explore(open_model(model, weights), list(pictures.values()), **options)
+        print(f"Wrote {page}, {page.stat().st_size / 1e6:.1f} MB.")
     return report_skipped(errors, len(pictures) + len(errors))
 
 

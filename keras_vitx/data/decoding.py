@@ -47,7 +47,7 @@ def open_image(
                 )
             yield image
         except Exception as error:  # Decoders raise many types of them on damaged files.
-            unknown = f"it is none of {', '.join(FORMATS)}"
+            unknown = f"Pillow reads it as none of {', '.join(FORMATS)}"
             cause = unknown if isinstance(error, UnidentifiedImageError) else error
             name = name or "An image that was given as bytes"
             raise OSError(f"{name} can't be decoded as an image: {cause}") from error

@@ -9,7 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 import keras
 import numpy as np
 from safetensors import safe_open
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 
 from keras_vitx.files import atomic_write, local_path
 from keras_vitx.training.devices import is_chief
@@ -102,7 +102,7 @@ def write_state(path: str | os.PathLike, state: Mapping[str, Any]) -> None:
 
     text = json.dumps(state, default=name_of)
     with atomic_write(path) as temporary:
-        save_file(arrays, temporary, {"state": text})
+        temporary.write_bytes(save(arrays, {"state": text}))  # A full disk is an OSError.
 
 
 def read_state(path: str | os.PathLike) -> dict[str, Any]:

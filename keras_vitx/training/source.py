@@ -90,13 +90,13 @@ def open_data(
             workers=workers,
             pixels=pixels,
         )
-        names, classes = batches.class_names or (), model.output_shape[-1]
-        # `pipelines` raises an error for more classes than outputs.
-        fits = len(names) in (0, classes) or classes == 1 or are_numbers(names)
-        rule = f"`model` must have classes={len(names)} for the classes {shortened(names)}."
-        check(fits, rule, classes)
         if dataset.held_out:
             held_out = dataset.validation.names()
+    names, classes = batches.class_names or (), model.output_shape[-1]
+    # `pipelines` raises an error for more classes than outputs.
+    fits = len(names) in (0, classes) or classes == 1 or are_numbers(names)
+    rule = f"`model` must have classes={len(names)} for the classes {shortened(names)}."
+    check(fits, rule, classes)
     train, steps_per_epoch = batches.train, recipe.steps_per_epoch
     if isinstance(train, ImageBatches):
         train, steps_per_epoch = train.replace(steps=steps_per_epoch), None

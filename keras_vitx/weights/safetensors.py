@@ -4,7 +4,7 @@ import json
 import os
 
 import numpy as np
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 
 from keras_vitx.checks import check
 from keras_vitx.files import atomic_write
@@ -53,11 +53,8 @@ def save_safetensors(
             check(np.abs(array).max() <= np.finfo("float16").max, rule, dtype)
             tensors[name] = array.astype("float16")
     with atomic_write(path) as temporary:
-        # safetensors makes files that only their owner can read, whatever the umask.
-        temporary.touch()
-        mode = temporary.stat().st_mode
-        save_file(tensors, temporary, metadata={**FORMAT, **metadata_of(model), **(metadata or {})})
-        temporary.chmod(mode)
+        # In memory first: `save_file` ignores the umask, and a full disk is no OSError to it.
+        temporary.write_bytes(save(tensors, {**FORMAT, **metadata_of(model), **(metadata or {})}))
 
 
 def metadata_of(model) -> dict[str, str]:

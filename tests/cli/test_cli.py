@@ -159,12 +159,14 @@ def test_predict_of_a_model_whose_outputs_are_not_finite(run, tiny_file, write_p
     assert "not finite" in json.loads(out)[0]["error"]
 
 
-def test_explore(run, tiny_file, write_pictures, tmp_path):
+def test_explore(run, tiny_file, write_pictures, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))  # The shell leaves "~" in quotes and after "=".
     write_pictures("photos/a.png")
-    (tmp_path / "photos" / "b.HEIC").write_bytes(b"of a telephone")
-    explore = "explore", tiny_file, "--output", "page.html", "--heads", "mean"
-    out, err = run(*explore, "photos", code=1)
-    assert out.startswith("Wrote page.html") and "b.HEIC" in err and "1 of 2 images" in err
+    for name in ("b.HEIC", "c.psd", "d.erf"):
+        (tmp_path / "photos" / name).write_bytes(b"of a telephone")
+    explore = "explore", tiny_file, "--output=~/page.html", "--heads", "mean"
+    out, err = run(*explore, "~/photos", code=1)
+    assert out.startswith("Wrote") and "b.HEIC" in err and "3 of 4 images" in err
     assert "a.png" in (tmp_path / "page.html").read_text("utf-8")
     _, err = run(*explore, "none.png", code=1)
     assert "No such file" in err and "decoded" not in err

@@ -21,6 +21,8 @@ BACKEND_FREE = True
 IMAGES, LABELS = TRAIN
 NUMBERS, OWN = (IMAGES, LABELS / 7), Batched(*TRAIN)
 MINE = Recipe("mine")
+NAMED = Batched(*TRAIN)
+NAMED.class_names = ["cat", "dog", "eel"]
 SEVERAL = np.array([[0, 1, 1], [0, 0, 0], [1, 0, 0]])
 FLOATS = np.array([[0.2, -1.3, 7.5], [1.0, 0.0, 2.0]])
 
@@ -73,6 +75,7 @@ ERRORS = {
     ValueError: {
         # fit
         "classes=2 for the classes left, right. ...3": lambda tmp_path: fit_named(tmp_path, 3),
+        "classes=3 for the classes cat, dog, eel. ...2": lambda: fit(NAMED),
         "but the source arrays has 3 classes. ...classes=3": lambda: fit((IMAGES, LABELS + 1)),
         "classes=1 and classifier_activation=None": lambda: fit((IMAGES, AGES)),
         "softmax' or 'sigmoid'. Received: 'relu'": lambda: fit("no/folder", small(2, "relu")),

@@ -129,13 +129,15 @@ def test_a_failure_leaves_what_was_there(quick, classifier, tmp_path, monkeypatc
     assert (tmp_path / "old" / "saved_model.pb").read_bytes() == b"old"
 
 
-def test_a_full_disk_is_one_error(classifier, empty):
+@pytest.mark.parametrize("suffix", ["pt2", "safetensors"])
+def test_a_full_disk_is_one_error(classifier, empty, suffix):
+    write = kv.export if suffix == "pt2" else kv.weights.save_safetensors
     resource = pytest.importorskip("resource")
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     # Stands for a full disk: a write fails halfway.
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
     try:
         with pytest.raises(OSError):
-            kv.export(classifier, empty / "model.pt2")
+            write(classifier, empty / f"model.{suffix}")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)

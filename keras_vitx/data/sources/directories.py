@@ -15,14 +15,13 @@ from keras_vitx.data.decoding import FORMATS
 from keras_vitx.data.sources.dataset import Dataset, ImageFiles, dataset_of
 from keras_vitx.data.sources.names import in_order, split_of
 
-# Includes formats that Pillow can't read, so that they are reported instead of ignored.
-IMAGE_SUFFIXES = (
-    *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".apng", ".bmp", ".dib", ".gif", ".webp", ".tif"),
-    *(".tiff", ".ppm", ".pgm", ".pbm", ".pnm", ".tga", ".ico", ".qoi", ".psd", ".jp2", ".j2k"),
-    *(".jpf", ".jpx", ".avif", ".avifs", ".heic", ".heics", ".heif", ".heifs", ".hif", ".jxl"),
-    *(".svg", ".cr2", ".cr3", ".nef", ".arw", ".dng", ".orf", ".rw2", ".raf", ".pef", ".srw"),
-    *(".x3f", ".crw", ".nrw", ".sr2", ".rwl", ".3fr", ".iiq", ".eps", ".exr", ".hdr", ".dcm"),
+UNREAD = (
+    *(".ico", ".psd", ".svg", ".eps", ".exr", ".hdr", ".dcm", ".mpo", ".pcx", ".icns", ".heic"),
+    *(".heics", ".heif", ".heifs", ".hif", ".avif", ".avifs", ".jxl", ".cr2", ".cr3", ".nef"),
+    *(".arw", ".dng", ".orf", ".rw2", ".raf", ".pef", ".srw", ".x3f", ".crw", ".nrw", ".sr2"),
+    *(".rwl", ".3fr", ".iiq", ".erf", ".webp", ".jp2", ".j2k", ".jpf", ".jpx"),
 )
+"""Suffixes of images that Pillow can't read, some unless it has a plugin: reported, not ignored."""
 HIDDEN = (".", "@", "$", "__MACOSX")
 """How directories begin that are an editor's, a NAS's, Windows's or an archive's own."""
 log = logging.getLogger(__name__)
@@ -95,14 +94,18 @@ def image_files(directory: Path, skipped: list[Path]) -> list[Path]:
         children[:] = [name for name in children if not name.startswith(HIDDEN)]
         for name in files:
             suffix = os.path.splitext(name)[1].lower()
-            if not name.startswith(".") and suffix in IMAGE_SUFFIXES:
-                (found if suffix in readable_suffixes() else skipped).append(Path(folder, name))
+            if name.startswith("."):
+                continue
+            if suffix in readable_suffixes():
+                found.append(Path(folder, name))
+            elif suffix in UNREAD:
+                skipped.append(Path(folder, name))
     return sorted(found)
 
 
 @functools.cache
 def readable_suffixes() -> frozenset[str]:
-    """Return the `IMAGE_SUFFIXES` of `FORMATS` that Pillow reads here."""
+    """Return the suffixes of `FORMATS` that Pillow reads here."""
     formats = Image.registered_extensions()
     read = Image.OPEN.keys() & set(FORMATS)
-    return frozenset(suffix for suffix in IMAGE_SUFFIXES if formats.get(suffix) in read)
+    return frozenset(suffix for suffix, name in formats.items() if name in read)
