@@ -29,7 +29,6 @@ import keras
 import numpy as np
 import pytest
 from hypothesis import settings
-from PIL import Image
 
 # The same examples everywhere, each as slow as it is; a failing one is added as an `@example`.
 settings.register_profile("tests", derandomize=True, deadline=None, max_examples=25, database=None)
@@ -110,10 +109,11 @@ def write_pictures(tmp_path, monkeypatch):
     """A function that writes pictures of noise, by their paths, into a new working directory."""
     monkeypatch.chdir(tmp_path)
 
+    from harness import save_picture
+
     def write(*names):
         noise = np.random.default_rng(0)
         for path in map(tmp_path.joinpath, names):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(noise.integers(0, 256, (60, 80, 3), "uint8")).save(path)
+            save_picture(path, noise.integers(0, 256, (60, 80, 3), "uint8"))
 
     return write

@@ -11,9 +11,6 @@ from harness import BACKEND, ROOT
 
 import keras_vitx as kv
 
-on_torch = pytest.mark.skipif(BACKEND != "torch", reason="run once, where it starts fastest")
-on_jax = pytest.mark.skipif(BACKEND != "jax", reason="compiled by JAX")
-
 
 @pytest.fixture
 def run(monkeypatch):
@@ -28,7 +25,7 @@ def run(monkeypatch):
     keras.config.set_dtype_policy("float32")
 
 
-@on_torch
+@pytest.mark.skipif(BACKEND != "torch", reason="run once, where it starts fastest")
 def test_every_measurement_of_an_accelerator(tmp_path, run, monkeypatch):
     import torch
 
@@ -59,7 +56,7 @@ def measured_here(cell, output, limit):
     return getattr(accelerator, arguments.pop("cell"))(**arguments)
 
 
-@on_jax
+@pytest.mark.skipif(BACKEND != "jax", reason="compiled by JAX")
 def test_a_cell_is_compiled_once(tmp_path, run):
     output, cell = tmp_path / "results.jsonl", "cpu/inference/float32/2"
     words = (compile_ahead, "--output", output, "--models", "ViT_Mini", "--cells", cell)
