@@ -135,7 +135,7 @@ def test_a_full_disk_is_one_error(classifier, empty, suffix):
     resource = pytest.importorskip("resource")
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     # Stands for a full disk: a write fails halfway.
-    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2_000, before[1]))
     try:
         with pytest.raises(OSError):
             write(classifier, empty / f"model.{suffix}")
