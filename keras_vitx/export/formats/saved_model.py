@@ -28,4 +28,7 @@ def write(model: keras.Model, names: Sequence[str], directory: Path) -> None:
     module.serve = tf.function(predict, input_signature=[spec], autograph=False)
     signature = tf.function(named, input_signature=[spec], autograph=False)
     signatures = {"serving_default": signature, "serve": signature}
-    tf.saved_model.save(module, str(directory), signatures=signatures)
+    try:
+        tf.saved_model.save(module, str(directory), signatures=signatures)
+    except tf.errors.ResourceExhaustedError as error:  # TensorFlow's form of a full disk.
+        raise OSError(error.message) from error
