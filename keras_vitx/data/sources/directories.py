@@ -93,9 +93,7 @@ def image_files(directory: Path, skipped: list[Path]) -> list[Path]:
         seen.add(real)
         children[:] = [name for name in children if not name.startswith(HIDDEN)]
         for name in files:
-            suffix = os.path.splitext(name)[1].lower()
-            if name.startswith("."):
-                continue
+            suffix = "" if name.startswith(".") else os.path.splitext(name)[1].lower()
             if suffix in readable_suffixes():
                 found.append(Path(folder, name))
             elif suffix in UNREAD:
