@@ -9,6 +9,7 @@ from typing import Any
 
 import keras
 from keras.src.backend import AutocastScope
+from keras.src.backend.common.stateless_scope import in_stateless_scope
 from keras.src.utils import naming
 
 if keras.backend.backend() == "torch":
@@ -70,6 +71,11 @@ def autocast(dtype: str | None) -> contextlib.AbstractContextManager:
     return AutocastScope(dtype)
 
 
+def tensor_of(variable: keras.Variable) -> Any:
+    """Return `variable.value` under PyTorch, perhaps not cast, in a fifth of its time."""
+    return variable.value if in_stateless_scope() else variable._value
+
+
 def compile_arguments(model: keras.Model) -> dict[str, Any]:
     """Return the arguments given to `model.compile`, as objects; empty if it wasn't called."""
     return dict(model._compile_config.config) if model.compiled else {}
@@ -119,9 +125,8 @@ class GlobalClipping:
         if keras.backend.backend() != "torch" or not self.use_ema:
             return super()._update_model_variables_moving_average(trainable_variables)
         pairs = zip(self._model_variables_moving_average, trainable_variables, strict=True)
-        averages, values = zip(
-            *((a.value, v.value) for a, v in pairs if a is not None), strict=True
-        )
+        pairs = [(a.value, v.value) for a, v in pairs if a is not None]
+        averages, values = zip(*pairs, strict=True)
         momentum = keras.ops.cast(self.iterations != 0, "float32") * self.ema_momentum
         with torch.no_grad():
             torch._foreach_mul_(averages, momentum)

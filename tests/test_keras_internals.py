@@ -100,6 +100,15 @@ def test_a_seed_generator_of_a_built_layer_is_replaced():
     assert layer.non_trainable_variables == []
 
 
+@pytest.mark.skipif(BACKEND != "torch", reason="a kernel of PyTorch asks it")
+def test_the_tensor_of_a_variable_is_that_of_a_stateless_scope():
+    variable = keras.Variable([1.0])
+    assert keras_internals.tensor_of(variable) is variable.value
+    new = ops.convert_to_tensor([2.0])
+    with keras.StatelessScope([(variable, new)]):
+        assert keras_internals.tensor_of(variable) is new
+
+
 @pytest.mark.skipif(BACKEND == "jax", reason="its tensors take no attributes in a step")
 def test_a_sigmoid_keeps_its_logits():
     logits = keras.ops.convert_to_tensor([20.0])

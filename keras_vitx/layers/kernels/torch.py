@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from keras_vitx.keras_internals import autocast, functions_of_adam, remat_mode
+from keras_vitx.keras_internals import autocast, functions_of_adam, remat_mode, tensor_of
 from keras_vitx.layers import ops
 
 # The plain forms: `ops` replaces its functions only after this module is imported.
@@ -20,6 +20,7 @@ _compiled, COMPILES_BLOCKS = functools.cache(torch.compile), True
 ADD_TO_ALL, ADD_TENSOR_TO_ALL = functions_of_adam()
 BYTES_OF_MAPS = 4_000_000  # Of the images that attention takes at a time: about a core's cache.
 HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+HOOKS_OF_ALL = [vars(torch.nn.modules.module)[f"_global{name}"] for name in HOOKS]
 
 
 def call(layer, x, training=None, dtype=None, **arguments):
@@ -48,6 +49,7 @@ def compiled_call(block, x, training, dtype):
 
 def is_direct(layer, x, dtype):
     """Return whether `layer.call(x)`, inside a layer that computes in `dtype`, is `layer(x)`."""
+    expected, inputs = getattr(torch, layer.input_dtype), x if isinstance(x, tuple) else (x,)
     return (
         layer.built
         and type(layer).__module__.startswith(("keras.", "keras_vitx."))
@@ -55,18 +57,14 @@ def is_direct(layer, x, dtype):
         and layer.activity_regularizer is None
         and remat_mode(layer) is None
         and dtype is not None
-        and all(
-            isinstance(tensor, torch.Tensor) and tensor.dtype is getattr(torch, layer.input_dtype)
-            for tensor in (x if isinstance(x, tuple) else (x,))
-        )
+        and not [y for y in inputs if not isinstance(y, torch.Tensor) or y.dtype is not expected]
         and not has_hooks(layer)
     )
 
 
 def has_hooks(layer):
     """Return whether a layer, or all modules, have hooks, which run only in `__call__`."""
-    modules = vars(torch.nn.modules.module)
-    return any(modules.get(f"_global{name}") or vars(layer).get(name) for name in HOOKS)
+    return any(HOOKS_OF_ALL) or any(map(vars(layer).get, HOOKS))
 
 
 def dense(layer, x, training=False):
@@ -297,5 +295,7 @@ def is_traced(x):
 
 def _value(weight, dtype=None):
     """Return the tensor of a variable, in `dtype`: a GPU casts nothing, Keras no meta tensors."""
-    tensor = weight.value if isinstance(weight, keras.Variable) else weight
-    return tensor if dtype is None or tensor is None else tensor.to(dtype)
+    if isinstance(weight, keras.Variable):
+        weight = weight.value if dtype is None else tensor_of(weight)
+    is_cast = dtype is None or weight is None or weight.dtype is dtype
+    return weight if is_cast else weight.to(dtype)
