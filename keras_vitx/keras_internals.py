@@ -56,6 +56,13 @@ def nodes(model: Any) -> list[Any] | None:
     ]
 
 
+def forget_programs(model: keras.Model) -> None:
+    """Make a model, and models inside it, trace their programs anew, for a setting that changed."""
+    for part in sublayers(model):
+        if isinstance(part, keras.Model):
+            part.train_function = part.test_function = part.predict_function = None
+
+
 def remat_mode(layer: keras.layers.Layer) -> Any:
     """Return the rematerialization mode that `keras.RematScope` set on `layer`, or None."""
     return getattr(layer, "_remat_mode", None)
@@ -138,6 +145,10 @@ class RatePerVariable(GlobalClipping):
 
     Under PyTorch, the variables of one factor are updated together if Keras's optimizer can.
     """
+
+    def decays(self, variable: keras.Variable) -> bool:
+        """Return whether `exclude_from_weight_decay` has left a variable."""
+        return self._use_weight_decay(variable)
 
     def _backend_update_step(self, grads, trainable_variables, learning_rate):
         if not hasattr(self, "_parallel_update_step"):

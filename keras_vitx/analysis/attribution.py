@@ -58,7 +58,7 @@ def attribute(
         model: A model of this package, a `Chain`, with a classifier unless for `"rollout"`.
         images: `(batch, height, width, channels)`, preprocessed for the model.
         method: The name of the method.
-        target: The class $c$, one for all images or one per image; None is the most probable one.
+        target: The class $c$ (of one sigmoid, 0 or 1), or one per image; None is the most probable.
         samples: Number of noisy images for `"smooth_gradient"`.
         noise: Their standard deviation, as a fraction of the range of values of an image.
         seed: Seed of the noise.
@@ -74,10 +74,13 @@ def attribute(
     images = np.asarray(images, "float32")
     if method == "rollout":
         return _of_patches(model, rollout(trace(model, images)))
-    classes = outputs_of(model).classes
+    kind, classes = outputs_of(model)
+    # One sigmoid is two classes: the logit of the first is the negative one.
+    rows = [[-1], [1]] if (kind, classes) == ("sigmoid", 1) else np.eye(classes)
+    rows = np.asarray(rows, "float32")
     if target is None:
-        target = model.predict_on_batch(images).argmax(-1)
-    of_target = np.eye(classes, dtype="float32")[np.broadcast_to(target, len(images))]
+        target = ((model.predict_on_batch(images) - 0.5) @ rows.T).argmax(-1)
+    of_target = rows[np.broadcast_to(target, len(images))]
     if method == "gradient_attention":
         blocks = list(trace(model, images))
         maps = {block.name: block.maps for block in blocks if block.maps is not None}

@@ -61,7 +61,8 @@ def fuse(model: keras.Model) -> keras.Model:
     name_of = keras.saving.get_registered_name
     classes = {name_of(type(layer)): type(layer) for layer in sublayers(model)}
     result = type(model).from_config(config, custom_objects=classes)
-    result.set_weights(_weights(model, arrays, set()))
+    # Under JAX, variables that share an array are lost when a step or prediction donates it.
+    result.set_weights(list(map(ops.convert_to_numpy, _weights(model, arrays, set()))))
     return result
 
 

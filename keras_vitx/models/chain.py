@@ -12,6 +12,7 @@ from keras import ops
 from keras_vitx.backend import restore_variables
 from keras_vitx.checks import Remat, check, check_argument
 from keras_vitx.files import atomic_write
+from keras_vitx.keras_internals import forget_programs
 from keras_vitx.layers.base import (
     at_least_float32,
     freeze_layers,
@@ -94,7 +95,7 @@ class ImageModel(keras.Model):
             self.preprocessing = preprocessing
         self.class_names = class_names
         self.scan = scan
-        self.remat = check_argument("remat", remat, Remat)
+        self.remat = remat
         self.size = size
         # Text, as Keras would read names of classes in a dictionary of the config.
         self.arguments = arguments
@@ -114,12 +115,23 @@ class ImageModel(keras.Model):
         self._preprocessing = None if value is None else Preprocessing.of(value)
         if prepares := _prepares(self):
             prepares.preprocessing = self._preprocessing
+            forget_programs(self)
 
     @property
     def network_preprocessing(self) -> Preprocessing | None:
         """Preprocessing of the images behind an `ImagePreprocessing` with which the model begins."""
         prepares = _prepares(self)
         return prepares.preprocessing_of_outputs if prepares else self._preprocessing
+
+    @property
+    def remat(self) -> Remat:
+        """What training recomputes, as in `Chain`; it may be assigned."""
+        return self._remat
+
+    @remat.setter
+    def remat(self, value: Remat):
+        self._remat = check_argument("remat", value, Remat)
+        forget_programs(self)
 
     @property
     def class_names(self) -> tuple[str, ...] | None:
@@ -315,7 +327,7 @@ class Chain(MultiHeadTraining, ImageModel):
         """Set the rate of stochastic depth of the blocks, in place.
 
         `"linear"` rises from 0 in the first block, `"constant"` is the same in all. Class blocks
-        have none (CaiT).
+        have none (CaiT). A model around this one that has run must be compiled again.
         """
         check_argument("rate", rate, Annotated[float, "[0, 1)"])
         check_argument("schedule", schedule, Literal["linear", "constant"])
@@ -323,6 +335,7 @@ class Chain(MultiHeadTraining, ImageModel):
         rates = np.linspace(0 if schedule == "linear" else rate, rate, len(blocks))
         for block, one in zip(blocks, rates, strict=True):
             block.drop_path = float(one)
+        forget_programs(self)
 
     def at_size(self, size: tuple[int, int], antialias: bool = True) -> "Chain":
         """Return a copy for images of another `(height, width)`, with resampled positions.

@@ -69,9 +69,8 @@ def rate_factors(model: keras.Model, decay: float) -> tuple[float, ...]:
     i (from 1) and in layers between it and the next, and 1 after the last block (BEiT, Appendix).
     In a model without blocks, each layer with weights counts as one.
     """
-    layers = [
-        x for x in layers_of(model) if isinstance(x, keras.layers.Layer) and x.trainable_variables
-    ]
+    # Frozen layers count too, so that freezing changes no other layer's rate.
+    layers = [x for x in layers_of(model) if isinstance(x, keras.layers.Layer) and x.weights]
     blocks = [i for i, layer in enumerate(layers) if isinstance(layer, Block)]
     blocks = blocks or range(1, len(layers))
     last_block = max(blocks, default=0)
@@ -79,7 +78,7 @@ def rate_factors(model: keras.Model, decay: float) -> tuple[float, ...]:
     for index, layer in enumerate(layers):
         # Layers after the last block are one deeper.
         depth = sum(i <= index for i in blocks) + (index > last_block)
-        for variable in layer.trainable_variables:
+        for variable in layer.weights:
             depths.setdefault(id(variable), depth)
     deepest = max(depths.values())
     return tuple(decay ** (deepest - depths.get(id(v), deepest)) for v in model.trainable_variables)
@@ -197,9 +196,10 @@ class _Released(RatePerVariable):
         check(len(factors) == len(variables), rule, len(factors))
         # Keras decays by the common rate; variables with a factor are decayed in `update_step`.
         pairs = list(zip(variables, factors, strict=True))
-        self.exclude_from_weight_decay([v for v, f in pairs if f != 1 or not is_decayed(v)])
+        decayed = {id(v) for v in variables if is_decayed(v) and self.decays(v)}
+        self.exclude_from_weight_decay([v for v, f in pairs if f != 1 or id(v) not in decayed])
         factor_and_decay = {
-            id(copy): (factor, self.weight_decay if is_decayed(variable) else 0)
+            id(copy): (factor, self.weight_decay if id(variable) in decayed else 0)
             for variable, factor in pairs
             if factor != 1
             for copy in copies_of(variable)

@@ -9,11 +9,11 @@ import numpy as np
 
 from keras_vitx.checks import check_argument
 from keras_vitx.data.predictions import imagenet_classes
-from keras_vitx.keras_internals import sublayers
+from keras_vitx.keras_internals import forget_programs, sublayers
 from keras_vitx.layers.block import Block
 from keras_vitx.layers.sharing import SharedMapsBlock
 from keras_vitx.losses import PerHead
-from keras_vitx.outputs import ACTIVATIONS, class_names_of, is_chain
+from keras_vitx.outputs import ACTIVATIONS, class_names_of, is_chain, layers_of
 from keras_vitx.preprocessing import ModelInput
 from keras_vitx.training.classifier import Classifier
 from keras_vitx.training.evaluate import Evaluator
@@ -83,14 +83,16 @@ def set_precision(model: keras.Model, precision: Precision) -> None:
         ValueError: if `precision` is unknown, or not that of a quantized layer (`"mixed_float16"`).
     """
     check_argument("precision", precision, Precision)
-    index = -2 if isinstance(model.layers[-1], ACTIVATIONS) else -1
-    classifier = {id(one) for layer in model.layers[index:] for one in sublayers(layer)}
+    last = [layer for layer in layers_of(model) if isinstance(layer, keras.layers.Layer)]
+    last = last[-2:] if isinstance(last[-1], ACTIVATIONS) else last[-1:]
+    classifier = {id(one) for layer in last for one in sublayers(layer)}
     layers = [layer for layer in sublayers(model) if id(layer) not in classifier]
     # A quantized layer stays so: its policy is `int8_from_float32`.
     schemes = ["".join(layer.dtype_policy.name.rpartition("_from_")[:2]) for layer in layers]
     policies = [keras.dtype_policies.get(scheme + precision) for scheme in schemes]
     for layer, policy in zip(layers, policies, strict=True):
         layer.dtype_policy = policy
+    forget_programs(model)
 
 
 def match_head(

@@ -198,7 +198,7 @@ class Recipe:
     def for_images(self, images: int, fixed: Collection[str] = ()) -> "Recipe":
         """Return the recipe adapted to a number of images, for at least `min_updates` updates.
 
-        `"batch_size"` and `"epochs"` do not change if they are in `fixed`.
+        `"batch_size"`, `"epochs"` and `"warmup_epochs"` do not change if they are in `fixed`.
         """
         if self.min_updates is None:
             return self
@@ -210,7 +210,8 @@ class Recipe:
             epochs = max(epochs, math.ceil(self.min_updates / max(images // batch, 1)))
         if (batch, epochs) == (self.batch_size, self.epochs):
             return self
-        return self.replace(batch_size=batch, epochs=epochs)
+        kept = {"warmup_epochs": self.warmup_epochs} if "warmup_epochs" in fixed else {}
+        return self.replace(batch_size=batch, epochs=epochs, **kept)
 
     def __str__(self) -> str:
         """Return a table with one row per group, in the syntax of the command line."""

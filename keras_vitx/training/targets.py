@@ -13,6 +13,7 @@ from keras_vitx.checks import PositiveFloat, Probability, check, check_fields
 from keras_vitx.data.images import normalize
 from keras_vitx.losses import PerHead, SmoothedCrossentropy, SoftDistillation
 from keras_vitx.outputs import described, is_chain, outputs_of
+from keras_vitx.pixels import unpacked
 from keras_vitx.preprocessing import ModelInput, Preprocessing
 from keras_vitx.training.batches import map_batches
 
@@ -104,7 +105,8 @@ class Distillation:
         prepare = _preparation(ModelInput.of(student), self.teacher)
 
         def predict(images):
-            return np.asarray(self.teacher.predict_on_batch(prepare(images)), "float32")
+            images = prepare(unpacked(images))
+            return np.asarray(self.teacher.predict_on_batch(images), "float32")
 
         def teach(index, batch):
             images, labels, *weights = batch

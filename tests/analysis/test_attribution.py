@@ -110,6 +110,20 @@ def test_gradients():
 
 
 @pytest.mark.backend_free
+def test_one_sigmoid_is_two_classes():
+    one = FAMILIES["ViT"](classes=1, classifier_activation="sigmoid")
+    two = FAMILIES["ViT"](classes=2)
+    *body, kernel, _ = randomized("ViT", classes=1).get_weights()
+    for bias in np.float32([[-9], [9]]):
+        one.set_weights([*body, kernel, bias])
+        two.set_weights([*body, *(np.concatenate([-v / 2, v / 2], -1) for v in (kernel, bias))])
+        for target in (None, 0, 1):
+            # The logits are half as large.
+            found, expected = (attribute(model, IMAGES, target=target) for model in (one, two))
+            assert np.corrcoef(found.ravel(), expected.ravel())[0, 1] > 0.99
+
+
+@pytest.mark.backend_free
 def test_the_smooth_gradient_is_a_mean_over_noise(monkeypatch):
     monkeypatch.setattr(attribution, "input_gradient", lambda *_: lambda x, _: x**2)
     found = attribute(FAMILIES["ViT"](), IMAGES, "smooth_gradient", samples=400, noise=0.1)

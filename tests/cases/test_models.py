@@ -12,15 +12,33 @@ joblib/threadpoolctl#87,        strips docstrings, a package
 datalad/datalad#2461            fails
 keras-team/keras#21019          under JAX, an interrupted `fit`    its predictions before it, also
                                 leaves no variables                after `predict` and `evaluate`
+keras-team/keras#20851,         models that share an array: a      both run, whichever ran before
+intel/ipex-llm#2839             step of one deletes the other's
+keras-team/keras#6405           what is set after a prediction     the prediction of `model(images)`
+                                changes none
 """
 
+import copy
 import zipfile
 
 import keras
 import numpy as np
 import pytest
-from harness import BACKEND, FAMILIES, ROOT, close, numbers, randomized, run_python, same_weights
+from harness import (
+    BACKEND,
+    FAMILIES,
+    ROOT,
+    array,
+    close,
+    numbers,
+    randomized,
+    run_python,
+    same_weights,
+)
 
+import keras_vitx as kv
+from keras_vitx.analysis.measure import at_start
+from keras_vitx.export.graph import in_float32, with_outputs
 from keras_vitx.layers import Attention
 
 IMAGES = numbers((2, 16, 16, 3))
@@ -117,3 +135,72 @@ def test_a_model_outlives_what_ends_a_loop(how):
     with pytest.raises(KeyboardInterrupt):
         getattr(model, how)(Failing(), verbose=0)
     np.testing.assert_array_equal(model.predict(IMAGES, verbose=0), expected)
+
+
+DERIVED = {
+    "fuse": kv.fuse,
+    "at_size": lambda model: model.at_size((16, 16)),
+    "at_start": at_start,
+    "deepcopy": copy.deepcopy,
+    "clone": keras.models.clone_model,
+    "in_float32": in_float32,
+    # These share variables, not arrays alone.
+    "logits": lambda model: with_outputs(model, "logits"),
+    "cut": lambda model: kv.as_chain(keras.Model(model.input, model.layers[-2].output)),
+    "nested": lambda model: keras.Sequential([keras.Input((16, 16, 3)), model]),
+}
+
+
+@pytest.mark.parametrize("name", DERIVED)
+def test_no_model_takes_the_arrays_of_another(name):
+    model = FAMILIES["DeepViT"](dtype="mixed_bfloat16" if name == "in_float32" else None)
+    models = model, DERIVED[name](model)
+    for one in models:
+        one.compile("sgd", keras.losses.SparseCategoricalCrossentropy(name == "logits"))
+    for one in (models[1], models[0], models[1]):
+        one.fit(IMAGES, np.zeros(2), verbose=0)
+        for each in models:
+            assert np.isfinite(each.predict(IMAGES, verbose=0)).all()
+            assert np.isfinite(np.sum([np.sum(value) for value in each.get_weights()]))
+
+
+def set_attribute(name, value):
+    return lambda model: setattr(model, name, value)
+
+
+CHANGED = {
+    "precision": lambda model: kv.training.set_precision(model, "mixed_bfloat16"),
+    "preprocessing": set_attribute(
+        "preprocessing", {"mean": (0.0, 0.2, 0.9), "std": (1, 0.2, 0.1)}
+    ),
+    "nested precision": lambda model: kv.training.set_precision(model, "mixed_bfloat16"),
+}
+
+
+@pytest.mark.parametrize("name", CHANGED)
+def test_what_changes_after_a_prediction_is_predicted(name):
+    model = randomized("ViT", include_preprocessing=name == "preprocessing")
+    pixels = np.round(128 + 40 * IMAGES)
+    images = pixels if name == "preprocessing" else IMAGES
+    if "nested" in name:
+        model = keras.Sequential([keras.Input((16, 16, 3)), model])
+    before = model.predict(images, verbose=0)
+    CHANGED[name](model)
+    after = model.predict(images, verbose=0)
+    assert np.abs(after - before).max() > 1e-4
+    close(after, array(model(images)), 1e-2)
+
+
+def test_what_changes_after_a_step_is_trained():
+    model = FAMILIES["ViT"](drop_path=0.0)
+    model.compile(keras.optimizers.SGD(0.0), "sparse_categorical_crossentropy")
+    losses = [model.train_on_batch(IMAGES, np.zeros(2)) for _ in range(2)]
+    assert losses[0] == losses[1]
+    before = model.train_function
+    model.remat = True
+    assert model.train_function is None
+    close(model.train_on_batch(IMAGES, np.zeros(2)), losses[0])
+    assert model.train_function is not before
+    model.set_drop_path(0.9, "constant")
+    losses = {float(model.train_on_batch(IMAGES, np.zeros(2))) for _ in range(8)}
+    assert len(losses) > 1

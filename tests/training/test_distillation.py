@@ -79,6 +79,19 @@ def test_what_the_teacher_sees(size, preprocessing):
 
 
 @pytest.mark.backend_free
+def test_pixels_are_normalized_for_the_teacher():
+    student, teacher = student_of(), teacher_of()
+    found = [
+        Distillation(teacher, "soft").batches(pipelines.train, student)[0][1]
+        for pipelines in (
+            kv.data.pipelines(PHOTOS, student, 4, validation_split=0, pixels=pixels)
+            for pixels in (False, True)
+        )
+    ]
+    close(found[0]["teacher"], found[1]["teacher"])
+
+
+@pytest.mark.backend_free
 @pytest.mark.parametrize("head,name", (("one", "teacher"), ("token", "head_dist")))
 def test_a_recipe_that_distils(head, name, tmp_path):
     model = student_of(head)

@@ -172,6 +172,12 @@ def test_rates_fall_toward_the_images(family):
     outer = keras.Sequential([model, keras.layers.Dense(2)])
     assert rate_factors(outer, 0.5)[: len(factors)] == factors
     assert set(rate_factors(outer, 1)) == {1}
+    # Frozen layers change no other layer's rate (huggingface/pytorch-image-models#2691).
+    by_variable = dict(zip(map(id, model.trainable_variables), factors, strict=True))
+    for frozen in (blocks[0], *blocks, *blocks[-1].weights[:1]):
+        frozen.trainable = False
+        left = map(id, model.trainable_variables)
+        assert rate_factors(model, 0.5) == tuple(map(by_variable.get, left))
 
 
 MADE = [({}, AdamW), ({**LAYERS, "ema": 0.7}, AdamW)]
@@ -240,6 +246,21 @@ def test_nothing_that_decays(changes):
     before = [array(v.value) for v in biases]
     optimizer.apply([ops.ones(v.shape) for v in biases], biases)
     assert all((array(v.value) < old).all() for v, old in zip(biases, before, strict=True))
+
+
+@pytest.mark.parametrize("factors", (None, (0.5, 0.5, 1.0, 1.0)))
+@pytest.mark.parametrize("by", ("var_list", "var_names"))
+def test_what_the_user_excludes_does_not_decay(by, factors):
+    model = two_layers()
+    kernels = [v for v in model.trainable_variables if v.path.endswith("/kernel")]
+    excluded = kernels[:1] if by == "var_list" else ["kernel"]
+    optimizer = AdamW(0.1, 0.5, factors)
+    optimizer.exclude_from_weight_decay(**{by: excluded})
+    before = [array(v.value) for v in kernels]
+    zeros = [ops.zeros(v.shape) for v in model.trainable_variables]
+    optimizer.apply(zeros, model.trainable_variables)
+    same = [(array(v.value) == old).all() for v, old in zip(kernels, before, strict=True)]
+    assert same == [True, by == "var_names"]
 
 
 @pytest.mark.skipif(BACKEND != "torch", reason="counted by PyTorch")
