@@ -192,3 +192,10 @@ def build_all(layers: Sequence[keras.layers.Layer], shape: tuple) -> tuple:
         layer.build(shape)
         shape = tuple(layer.compute_output_spec(keras.KerasTensor(shape)).shape)
     return shape
+
+
+def forget_programs(model: keras.Model) -> None:
+    """Make a model, and models inside it, trace their programs anew, for a setting that changed."""
+    for part in sublayers(model):
+        if isinstance(part, keras.Model):
+            part.train_function = part.test_function = part.predict_function = None

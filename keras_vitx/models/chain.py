@@ -12,9 +12,9 @@ from keras import ops
 from keras_vitx.backend import restore_variables
 from keras_vitx.checks import Remat, check, check_argument
 from keras_vitx.files import atomic_write
-from keras_vitx.keras_internals import forget_programs
 from keras_vitx.layers.base import (
     at_least_float32,
+    forget_programs,
     freeze_layers,
     frozen_layers,
     register,

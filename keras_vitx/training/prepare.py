@@ -9,7 +9,8 @@ import numpy as np
 
 from keras_vitx.checks import check_argument
 from keras_vitx.data.predictions import imagenet_classes
-from keras_vitx.keras_internals import forget_programs, sublayers
+from keras_vitx.keras_internals import sublayers
+from keras_vitx.layers.base import forget_programs
 from keras_vitx.layers.block import Block
 from keras_vitx.layers.sharing import SharedMapsBlock
 from keras_vitx.losses import PerHead
