@@ -125,6 +125,36 @@ GOLDEN_CASES: dict[str, Callable[..., keras.Model]] = {
         "dinov2", kv.ViT, num_heads=3, layer_scale=1e-5, class_position=False, register_tokens=4
     ),
     "siglip": golden("siglip", kv.ViT, num_heads=3, class_token=False, attention_pooling=True),
+    "clip": golden(
+        "clip",
+        kv.ViT,
+        num_heads=3,
+        activation="quick_gelu",
+        pre_norm=True,
+        patch_bias=False,
+        epsilon=1e-5,
+    ),
+    "gap": golden(
+        "gap",
+        kv.ViT,
+        num_heads=3,
+        class_token=False,
+        class_position=False,
+        register_tokens=2,
+        layer_scale=1e-5,
+        mean_pooling=True,
+    ),
+    "pe_core": golden(
+        "pe_core",
+        kv.RotaryViT,
+        num_heads=3,
+        rotary={"temperature": 1e4, "order": "xy", "reference_grid": (6, 6), "offset": 1.0},
+        positions="tokens",
+        layer_scale=None,
+        attention_pooling=4,
+        pre_norm=True,
+        patch_bias=False,
+    ),
     "rope_vit": golden(
         "rope_vit", kv.RotaryViT, num_heads=3, rotary={"order": "xy"}, positions="patches"
     ),

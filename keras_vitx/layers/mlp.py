@@ -8,7 +8,17 @@ import keras
 from keras_vitx.layers import ops
 from keras_vitx.layers.base import Layer, build_all, register
 
-GELUS = {"gelu": ops.gelu, "gelu_tanh": partial(keras.activations.gelu, approximate=True)}
+
+def quick_gelu(x):
+    r"""Return $x \sigma(1.702 x)$, OpenAI's GELU (CLIP)."""
+    return x * ops.sigmoid(1.702 * x)
+
+
+GELUS = {
+    "gelu": ops.gelu,
+    "gelu_tanh": partial(keras.activations.gelu, approximate=True),
+    "quick_gelu": quick_gelu,
+}
 
 
 @register
@@ -20,7 +30,8 @@ class MLP(Layer):
     Args:
         mlp_ratio: Ratio of the hidden width, at least 1, to `dim`; the product is rounded down.
         activation: $\phi$, a name known to `keras.activations`. `"gelu"` is the exact form with the
-            error function, as in the papers' code; `"gelu_tanh"` is its approximation (SigLIP 2).
+            error function, as in the papers' code; `"gelu_tanh"` (SigLIP 2) and
+            `"quick_gelu"` (CLIP) approximate it.
         dropout: Dropout rate of hidden units and outputs in training.
         on_input: Layers over tokens, run first.
         on_hidden: Layers over the hidden tokens, run after the activation.

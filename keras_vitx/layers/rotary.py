@@ -34,6 +34,8 @@ class RotaryEmbedding(Layer):
         centered: Whether $y$ and $x$ run from $-2\pi$ to $2\pi$ over the centers of the patches
             of any grid, rather than count them (DINOv3, arXiv 2508.10104, Section 3.2).
         reference_grid: Grid in which patches are counted (EVA-02, arXiv 2303.11331); None: theirs.
+        offset: What is added to $y$ and $x$ where patches are counted, before they are counted in
+            another grid (Perception Encoder, arXiv 2504.13181).
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class RotaryEmbedding(Layer):
         halves: bool = False,
         centered: bool = False,
         reference_grid: tuple[int, int] | None = None,
+        offset: float = 0.0,
         **kwargs,
     ):
         super().__init__(**kwargs)
@@ -54,6 +57,7 @@ class RotaryEmbedding(Layer):
         self.halves = halves
         self.centered = centered
         self.reference_grid = reference_grid and tuple(reference_grid)
+        self.offset = offset
         self.places = None
 
     def set_grid(self, grid, num_prefix_tokens):
@@ -91,6 +95,7 @@ class RotaryEmbedding(Layer):
         axis = ops.reshape(ops.arange(side, dtype="float32"), (-1, 1, 1))
         if self.centered:
             return 2 * pi * (2 * (axis + 0.5) / side - 1)
+        axis = axis + self.offset
         return axis if side == reference else axis / side * reference
 
     def axial(self):

@@ -27,6 +27,7 @@ class PatchEmbedding(Layer):
         stride: Distance between patches in pixels; None is `patch_size`. With a smaller stride,
             patches overlap (PiT) and remaining pixels at the edge are dropped.
         initialization: Initial weights, as in `keras_vitx.layers.initializers`.
+        use_bias: Whether the projection has a bias. That of CLIP has none.
     """
 
     def __init__(
@@ -35,6 +36,7 @@ class PatchEmbedding(Layer):
         patch_size: int = 16,
         stride: int | None = None,
         initialization: str = "uniform",
+        use_bias: bool = True,
         **kwargs,
     ):
         super().__init__(**kwargs)
@@ -42,12 +44,13 @@ class PatchEmbedding(Layer):
         self.patch_size = patch_size
         self.stride = stride
         self.initialization = initialization
+        self.use_bias = use_bias
 
     def build(self, input_shape):
         self.new_grid = patch_grid(input_shape[1:], self.patch_size, self.stride)
-        start, strides = self.initialization, self.stride or self.patch_size
+        form = {"strides": self.stride or self.patch_size, "use_bias": self.use_bias}
         self.proj = _convolution(
-            self, "proj", self.dim, input_shape, self.patch_size, start, strides=strides
+            self, "proj", self.dim, input_shape, self.patch_size, self.initialization, **form
         )
 
     def call(self, images):
@@ -285,14 +288,16 @@ class AttentionPooling(Attention):
     Args:
         num_heads: Number of heads.
         mlp: A layer on tokens.
+        epsilon: Epsilon of the norm.
         **kwargs: Further arguments of `Attention`, but for `gate`.
     """
 
-    def __init__(self, num_heads: int, mlp: keras.layers.Layer, **kwargs):
+    def __init__(self, num_heads: int, mlp: keras.layers.Layer, epsilon: float = 1e-6, **kwargs):
         super().__init__(num_heads, **kwargs)
         self.mlp = mlp
+        self.epsilon = epsilon
         mlp.name = "mlp"
-        norm = {"epsilon": 1e-6, "dtype": self.dtype_policy, "name": "norm"}
+        norm = {"epsilon": epsilon, "dtype": self.dtype_policy, "name": "norm"}
         self.norm = keras.layers.LayerNormalization(**norm)
 
     def build_projections(self, input_shape):

@@ -248,10 +248,10 @@ class ModelArguments:
                 keras.layers.Activation(activation[0], dtype=at_least_float32(), name="prediction")
             ]
         if self.include_top and (num_class_tokens == 2 or dense_head):
-            if self.pools_patches:
+            if self.pools_patches or default_pooling == "avg":
                 raise ValueError(
                     "`pooling` must be None or 'token' where the classifier reads several tokens "
-                    f"(distillation_token, dense_head). Received: {self.pooling!r}."
+                    f"(distillation_token, dense_head). Received: {self.pooling or default_pooling!r}."
                 )
             head = DenseHead if dense_head else DistilledHead
             return [head(self.classes, initialization, name="head"), *activation]

@@ -3,7 +3,8 @@
 import keras
 
 from keras_vitx.checks import check, check_counts
-from keras_vitx.layers import ClassToken
+from keras_vitx.layers import AttentionPooling, ClassToken, PatchEmbedding
+from keras_vitx.models.arguments import Layers, ModelArguments
 
 
 def class_tokens(distillation_token: bool = False) -> list[keras.layers.Layer]:
@@ -13,8 +14,36 @@ def class_tokens(distillation_token: bool = False) -> list[keras.layers.Layer]:
 
 
 def last_norm(epsilon: float = 1e-6, name: str = "norm") -> keras.layers.Layer:
-    """Return the norm after the last block."""
+    """Return a norm of tokens, by default the one after the last block."""
     return keras.layers.LayerNormalization(epsilon=epsilon, name=name)
+
+
+def embedding(
+    dim: int, patch_size: int, placed: Layers, patch_bias: bool, pre_norm: bool, epsilon: float
+) -> Layers:
+    """Return the layers before the blocks: patches, tokens and positions, and a norm."""
+    patches = PatchEmbedding(dim, patch_size, use_bias=patch_bias, name="patch_embed")
+    return [patches, *placed, *([last_norm(epsilon, "norm_pre")] if pre_norm else [])]
+
+
+def ending(
+    args: ModelArguments,
+    epsilon: float,
+    norm: bool,
+    mean_pooling: bool,
+    pool: AttentionPooling | None,
+    **head: int,
+) -> Layers:
+    """Return the layers after the blocks: a norm, before or after the pooling, and the head."""
+    return [
+        *([last_norm(epsilon)] if norm and not mean_pooling else []),
+        *args.head(
+            **head,
+            attention_pooling=pool,
+            default_pooling="avg" if mean_pooling and pool is None else None,
+            after_pooling=[last_norm(epsilon, "fc_norm")] if mean_pooling else [],
+        ),
+    ]
 
 
 def check_heads(dim: int, num_heads: int) -> None:

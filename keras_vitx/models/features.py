@@ -11,6 +11,8 @@ from keras_vitx.layers.base import Layer, register, serialize
 from keras_vitx.models.chain import ImageModel, grid_after
 from keras_vitx.models.cut import as_chain
 
+TOKEN_NORMS = keras.layers.LayerNormalization, keras.layers.RMSNormalization
+
 
 def features(
     model: keras.Model,
@@ -38,7 +40,8 @@ def features(
         blocks: The blocks, by index (negative ones count from the last) or by name. Class
             blocks (CaiT), which leave the patches unchanged, do not count.
         size: Height and width of the images; None is that of `model`.
-        norm: Whether the last norm of the network is applied to each map. Blocks of another
+        norm: Whether the norm after the last block is applied to each map, if the network has one
+            (EVA-02 and others normalize the mean of the patches instead). Blocks of another
             width (PiT) need `norm=False`.
         trainable: Whether the layers are trained. If not, they also run in inference mode,
             without dropout and stochastic depth, and those shared with `model` are frozen there.
@@ -60,12 +63,13 @@ def features(
         one if isinstance(one, str) else known[one] for one in ([blocks] if is_one else blocks)
     ]
     last = max(chain.layers.index(chain.get_layer(each)) for each in names)
-    norms = [one for one in chain.layers if isinstance(one, keras.layers.LayerNormalization)]
+    after = chain.layers[chain.layers.index(chain.blocks[-1]) + 1 :]
+    norms = [one for one in after[:1] if isinstance(one, TOKEN_NORMS)]
     backbone = Features(
         chain.layers[: last + 1],
         names[0] if is_one else names,
         chain.input_shape[1:],
-        norm=norms[-1] if norm else None,
+        norm=norms[0] if norm and norms else None,
         prefix_tokens=prefix_tokens,
         family=chain.family,
         preprocessing=chain.preprocessing,

@@ -1,7 +1,7 @@
-"""RoPE-ViT, DINOv3 and EVA-02: vision transformers with rotary positions.
+"""RoPE-ViT, DINOv3, EVA-02 and Perception Encoder: vision transformers with rotary positions.
 
 Heo et al., 2024, arXiv 2403.13298; Siméoni et al., 2025, arXiv 2508.10104; Fang et al., 2023, arXiv
-2303.11331. The weights of DINOv3 have a license of their own, with conditions:
+2303.11331; Bolya et al., 2025, arXiv 2504.13181. The weights of DINOv3 have a license of their own, with conditions:
 https://ai.meta.com/resources/models-and-libraries/dinov3-license.
 """
 
@@ -12,14 +12,15 @@ from keras_vitx.checks import check_argument, check_counts
 from keras_vitx.layers import (
     MLP,
     Attention,
-    PatchEmbedding,
+    AttentionPooling,
     PositionEmbedding,
     RegisterTokens,
     RotaryEmbedding,
 )
 from keras_vitx.models.arguments import Layers, ModelArguments
 from keras_vitx.models.build import family
-from keras_vitx.models.common import check_heads, class_tokens, last_norm
+from keras_vitx.models.common import check_heads, class_tokens, embedding, ending
+from keras_vitx.models.common import last_norm as layer_norm
 from keras_vitx.preprocessing import IMAGENET_DEFAULT
 from keras_vitx.weights.names import Row, Table
 
@@ -28,7 +29,7 @@ CHECKPOINT = Table(
         Row(r"(.+)/ls([12])/gamma", r"\1/gamma_\2"),
         Row(r"blocks\.\d+/attn/rope/freqs", r"rope/freqs", "stacked"),
     ),
-    of_head=("fc_norm",),
+    of_head=("attn_pool", "fc_norm"),
 )
 
 
@@ -49,6 +50,11 @@ def RotaryViT(
     mean_pooling: bool = False,
     epsilon: float = 1e-6,
     patch_size: int = 16,
+    class_token: bool = True,
+    attention_pooling: int = 0,
+    pre_norm: bool = False,
+    patch_bias: bool = True,
+    last_norm: bool = True,
 ) -> Layers:
     """A ViT whose queries and keys are rotated by the positions of their patches.
 
@@ -69,11 +75,14 @@ def RotaryViT(
         mean_pooling: Whether a classifier reads the mean of the patches, which is normalized after
             it is taken (EVA-02). All tokens are then those of the last block, not normalized.
         epsilon: Epsilon of the norms.
-        patch_size: As in `ViT`.
+        patch_size, class_token: As in `ViT`.
+        attention_pooling: Number of heads of an `AttentionPooling`, as in `ViT`, with an MLP of
+            ratio 4 (Perception Encoder); 0 is none.
+        pre_norm, patch_bias, last_norm: As in `ViT`.
     """
     grid = args.grid(patch_size)
     check_heads(dim, num_heads)
-    check_counts(minimum=0, register_tokens=register_tokens)
+    check_counts(minimum=0, register_tokens=register_tokens, attention_pooling=attention_pooling)
     check_argument("positions", positions, Literal["patches", "tokens"] | None)
 
     def own_attention(index: int):
@@ -81,24 +90,22 @@ def RotaryViT(
         return Attention(num_heads, on_queries_keys=[rope], qkv_bias=qkv_bias)
 
     def own_mlp(index: int):
-        norm = [last_norm(epsilon)] if mlp_norm else []
+        norm = [layer_norm(epsilon)] if mlp_norm else []
         kind = {"activation": "silu", "gated": True} if gated_mlp else {}
         return MLP(mlp_ratio, dropout=args.dropout, on_hidden=norm, **kind)
 
     registers = [RegisterTokens(register_tokens, name="reg_token")] if register_tokens else []
-    prefix = [*registers, *class_tokens()]
-    learned = PositionEmbedding(
-        grid, register_tokens + 1 if positions == "tokens" else 0, name="pos_embed"
-    )
+    tokens = class_tokens() if class_token else []
+    prefix, count = [*registers, *tokens], len(tokens) + register_tokens
+    learned = PositionEmbedding(grid, count if positions == "tokens" else 0, name="pos_embed")
     placed = {None: prefix, "patches": [learned, *prefix], "tokens": [*prefix, learned]}
+    pooling = {"epsilon": epsilon, "name": "attn_pool"}
+    pool = None
+    if attention_pooling:
+        pool = AttentionPooling(attention_pooling, MLP(4.0, dropout=args.dropout), **pooling)
+    counts = {"num_class_tokens": len(tokens), "num_register_tokens": register_tokens}
     return [
-        PatchEmbedding(dim, patch_size, name="patch_embed"),
-        *placed[positions],
+        *embedding(dim, patch_size, placed[positions], patch_bias, pre_norm, epsilon),
         *args.blocks(own_attention, own_mlp, depth, layer_scale=layer_scale, epsilon=epsilon),
-        *([] if mean_pooling else [last_norm(epsilon)]),
-        *args.head(
-            num_register_tokens=register_tokens,
-            default_pooling="avg" if mean_pooling else "token",
-            after_pooling=[last_norm(epsilon, "fc_norm")] if mean_pooling else [],
-        ),
+        *ending(args, epsilon, last_norm, mean_pooling, pool, **counts),
     ]

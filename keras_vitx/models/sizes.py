@@ -59,6 +59,11 @@ SigLIP2_B_GAP = _variant("SigLIP2_B_GAP", ViT, dim=768, depth=12, num_heads=12, 
 SigLIP2_L_GAP = _variant("SigLIP2_L_GAP", ViT, dim=1024, depth=24, num_heads=16, **_GAP, **_256)
 SigLIP2_SO400M_GAP = _variant("SigLIP2_SO400M_GAP", ViT, patch_size=14, **_SO400M, **_GAP)
 SigLIP2_SO400M_16_GAP = _variant("SigLIP2_SO400M_16_GAP", ViT, **_SO400M_16, **_GAP)
+# CLIP, Table 20, with OpenAI's GELU; files of LAION and DataComp have `activation="gelu"`.
+_TOWER = dict(activation="quick_gelu", pre_norm=True, patch_bias=False, epsilon=1e-5, preprocessing=_CLIP)
+CLIP_B_32 = _variant("CLIP_B_32", ViT, dim=768, depth=12, num_heads=12, patch_size=32, **_TOWER)
+CLIP_B = _variant("CLIP_B", ViT, dim=768, depth=12, num_heads=12, **_TOWER)
+CLIP_L = _variant("CLIP_L", ViT, dim=1024, depth=24, num_heads=16, patch_size=14, **_TOWER)
 
 # RoPE-ViT, Section 4.1. Stochastic depth as in the released commands for 400 epochs.
 _S, _B = dict(dim=384, depth=12, num_heads=6), dict(dim=768, depth=12, num_heads=12)

@@ -1,8 +1,8 @@
-"""ViT, DeiT, DeiT III, DINOv2 and SigLIP 2's image tower: the plain vision transformer.
+"""ViT, DeiT, DeiT III, DINOv2, CLIP's and SigLIP 2's image towers: the plain vision transformer.
 
 Dosovitskiy et al., 2020, arXiv 2010.11929; Touvron et al., 2020, arXiv 2012.12877; Touvron et al.,
 2022, arXiv 2204.07118; Oquab et al., 2023, arXiv 2304.07193; Darcet et al., 2023, arXiv 2309.16588;
-Zhai et al., 2023, arXiv 2303.15343; Tschannen et al., 2025, arXiv 2502.14786.
+Radford et al., 2021, arXiv 2103.00020; Zhai et al., 2023, arXiv 2303.15343; Tschannen et al., 2025, arXiv 2502.14786.
 """
 
 from collections.abc import Callable
@@ -15,17 +15,18 @@ from keras_vitx.layers import (
     MLP,
     Attention,
     AttentionPooling,
-    PatchEmbedding,
     PositionEmbedding,
     RegisterTokens,
 )
 from keras_vitx.models.arguments import Layers, ModelArguments
 from keras_vitx.models.build import family
-from keras_vitx.models.common import check_heads, class_tokens, last_norm
+from keras_vitx.models.common import check_heads, class_tokens, embedding, ending
 from keras_vitx.preprocessing import IMAGENET_DEFAULT
 from keras_vitx.weights.names import Row, Table
 
-CHECKPOINT = Table(rows=(Row(r"(.+)/ls([12])/gamma", r"\1/ls\2/gamma"),), of_head=("attn_pool",))
+CHECKPOINT = Table(
+    rows=(Row(r"(.+)/ls([12])/gamma", r"\1/ls\2/gamma"),), of_head=("attn_pool", "fc_norm")
+)
 
 
 @family(IMAGENET_DEFAULT.replace(crop_ratio=0.9), CHECKPOINT)
@@ -44,6 +45,13 @@ def ViT(
     class_token: bool = True,
     activation: str | Callable[..., Any] = "gelu",
     attention_pooling: bool = False,
+    gated_mlp: bool = False,
+    qkv_bias: bool | str = True,
+    pre_norm: bool = False,
+    patch_bias: bool = True,
+    last_norm: bool = True,
+    mean_pooling: bool = False,
+    epsilon: float = 1e-6,
 ) -> Layers:
     """ViT: self-attention between the patches and a class token in every block.
 
@@ -70,6 +78,14 @@ def ViT(
         attention_pooling: Whether a classifier reads the tokens by `AttentionPooling` (SigLIP),
             the `pooling` `"attention"`. With `include_top=False`, that gives the vector that SigLIP
             compares with texts, not normalized; other poolings leave that part of a file out.
+        gated_mlp: Whether the MLPs are gated, by SiLU (DINOv2-g).
+        qkv_bias: As in `Attention`.
+        pre_norm: Whether there is a norm before the blocks (CLIP).
+        patch_bias: Whether the projection of patches has a bias.
+        last_norm: Whether there is a norm after the last block (not in C-RADIO and InternViT).
+        mean_pooling: Whether a classifier reads the mean of the patches, which is normalized after
+            it is taken (EVA). All tokens are then those of the last block, not normalized.
+        epsilon: Epsilon of the norms.
     """
     grid = args.grid(patch_size)
     check_heads(dim, num_heads)
@@ -80,20 +96,23 @@ def ViT(
     positions = PositionEmbedding(grid, count if class_position else 0, name="pos_embed")
 
     def own_mlp(index: int = 0):
-        return MLP(mlp_ratio, activation, dropout=args.dropout)
+        act = "silu" if gated_mlp else activation
+        return MLP(mlp_ratio, act, dropout=args.dropout, gated=gated_mlp)
 
     blocks = args.blocks(
-        lambda index: Attention(num_heads),
+        lambda index: Attention(num_heads, qkv_bias=qkv_bias),
         own_mlp,
         depth,
         layer_scale=layer_scale,
         scalar_scale=scalar_scale,
+        epsilon=epsilon,
     )
-    pool = AttentionPooling(num_heads, own_mlp(), name="attn_pool") if attention_pooling else None
+    placed = [*prefix, positions] if class_position else [positions, *prefix]
+    pooling = {"epsilon": epsilon, "name": "attn_pool"}
+    pool = AttentionPooling(num_heads, own_mlp(), **pooling) if attention_pooling else None
+    counts = {"num_class_tokens": len(tokens), "num_register_tokens": register_tokens}
     return [
-        PatchEmbedding(dim, patch_size, name="patch_embed"),
-        *([*prefix, positions] if class_position else [positions, *prefix]),
+        *embedding(dim, patch_size, placed, patch_bias, pre_norm, epsilon),
         *blocks,
-        last_norm(),
-        *args.head(len(tokens), num_register_tokens=register_tokens, attention_pooling=pool),
+        *ending(args, epsilon, last_norm, mean_pooling, pool, **counts),
     ]

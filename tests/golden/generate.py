@@ -98,6 +98,12 @@ DINOV3 = {"rope_type": "dinov3", "rope_rotate_half": True, "num_reg_tokens": 4, 
 DINOV3 |= {"rope_temperature": 100.0, "use_abs_pos_emb": False}
 DINOV3 |= {"norm_layer": partial(torch.nn.LayerNorm, eps=1e-5), "use_fc_norm": False}
 EVA02 = {"mlp_ratio": 8 / 3, "swiglu_mlp": True, "ref_feat_shape": (6, 6)}
+QUICK = "quick_gelu"
+CLIP = {"pre_norm": True, "act_layer": QUICK, "norm_layer": partial(torch.nn.LayerNorm, eps=1e-5)}
+GAP = {"global_pool": "avg", "fc_norm": True, "init_values": 1e-5}
+PE = {"attn_type": "rope", "use_pre_transformer_norm": True, "global_pool": "map"}
+PE |= {"attn_pool_num_heads": 4, "attn_pool_mlp_ratio": 4.0, "rope_grid_offset": 1.0}
+PE |= {"rope_grid_indexing": "xy", "ref_feat_shape": (6, 6), "use_fc_norm": False}
 PIT = {"base_dims": (12, 12), "depth": (1, 2), "heads": (2, 4), "patch_size": 8, "stride": 7}
 TIMM = {
     "cait": timm("cait", "Cait", **SMALL),
@@ -107,6 +113,9 @@ TIMM = {
     "deit3": timm(*VIT, **DEIT3, init_values=1e-6),
     "dinov2": timm(*VIT, **DEIT3, init_values=1e-5, reg_tokens=4),
     "siglip": timm(*VIT, **THREE, class_token=False, global_pool="map"),
+    "clip": timm(*VIT, **THREE, **CLIP),
+    "gap": timm(*VIT, **THREE, class_token=False, reg_tokens=2, no_embed_class=True, **GAP),
+    "pe_core": timm("eva", "Eva", **ROTARY, **PE),
     "rope_vit": timm(
         *("eva", "Eva"),
         **ROTARY,
