@@ -100,22 +100,25 @@ class Attention(Layer):
         query, key, value = self.projections(x, training)
         query, key = self.run_all(self.on_queries_keys, (query, key), training)
         mask = as_mask(attention_mask, value)
+        y, maps = self.attend(query, key, value, training, mask, return_attention_scores)
+        y = self.project(self.gated(y, x, training), training)
+        return (y, maps) if return_attention_scores else y
+
+    def attend(self, query, key, value, training=False, mask=None, needs_maps=False):
+        """Return the values that each query gathers, and the maps, or None where not computed."""
         drops = training and self.attn_drop.rate
         is_plain = self.fused is not None and self.normalizer == "softmax"
         changes_maps = not is_plain or self.on_logits or self.on_weights or drops
-        if return_attention_scores or is_recording() or (changes_maps and training):
+        if needs_maps or is_recording() or (changes_maps and training):
             maps = self.maps_of(query, key, training, mask)
-            y = self.aggregate(maps, value, training)
-        elif changes_maps:
+            return self.aggregate(maps, value, training), maps
+        if not changes_maps:
+            return self.fused(query, key, value, training, mask), None
 
-            def attend(value, query, key, mask):
-                return self.aggregate(self.maps_of(query, key, False, mask), value)
+        def attend_some(value, query, key, mask):
+            return self.aggregate(self.maps_of(query, key, False, mask), value)
 
-            y = ops.by_images(attend, value, query, key, mask)
-        else:
-            y = self.fused(query, key, value, training, mask)
-        y = self.project(self.gated(y, x, training), training)
-        return (y, maps) if return_attention_scores else y
+        return ops.by_images(attend_some, value, query, key, mask), None
 
     def projections(self, x, training=False):
         """Return queries, keys and values, each `(batch, tokens, heads, size)`."""
@@ -150,10 +153,8 @@ class Attention(Layer):
 
     def maps_of(self, query, key, training=False, mask=None):
         """Return the maps that multiply the values, `(batch, heads, queries, keys)`."""
-        weights = self.weights_of(query, key, training, mask)
-        maps = self.run_over_maps(self.on_weights, weights, training, mask)
-        record("softmax", weights)
-        return maps
+        weights = record("softmax", self.weights_of(query, key, training, mask))
+        return self.run_over_maps(self.on_weights, weights, training, mask)
 
     def run_over_maps(self, layers, maps, training=False, mask=None):
         """Run map layers, one after another; the masked entries of what they see are 0."""
