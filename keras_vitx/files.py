@@ -1,10 +1,8 @@
 """Paths of this machine, and writing files whole or not at all."""
 
 import contextlib
-import ctypes
 import os
 import re
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,7 +22,8 @@ def atomic_write(path: str | os.PathLike) -> Iterator[Path]:
     """Yield a path beside `path` for a file or a directory, which takes its place at the end.
 
     If the body raises, or the process is killed, `path` is as before; a killed process leaves a
-    directory `.unfinished-*` beside it. Missing parent directories are made, links are followed,
+    directory `.unfinished-*` beside it. (A directory is replaced by two renames: killed between
+    them, that has the old one and the new one.) Missing parent directories are made, links are followed,
     and an OSError refuses a file that is write-protected or a device.
     """
     path = Path(os.path.realpath(local_path(path)))
@@ -37,18 +36,5 @@ def atomic_write(path: str | os.PathLike) -> Iterator[Path]:
         temporary = Path(beside, path.name)
         yield temporary
         if path.is_dir() and temporary.is_dir():
-            exchange(temporary, path)
-        else:
-            temporary.replace(path)
-
-
-def exchange(new: Path, old: Path) -> None:
-    """Exchange two directories: at once on Linux, by renames elsewhere."""
-    if sys.platform == "linux":
-        names = -100, os.fsencode(new), -100, os.fsencode(old)
-        with contextlib.suppress(AttributeError):  # A libc without it.
-            if not ctypes.CDLL(None).renameat2(*names, 2):
-                return
-    aside = Path(tempfile.mkdtemp(dir=new.parent), "old")
-    old.rename(aside)
-    new.rename(old)
+            path.rename(Path(beside, f"{path.name}.before"))
+        temporary.replace(path)

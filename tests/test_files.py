@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from keras_vitx import files
-from keras_vitx.files import atomic_write, exchange, local_path
+from keras_vitx.files import atomic_write, local_path
 
 pytestmark = pytest.mark.backend_free
 
@@ -53,16 +52,6 @@ def test_a_link_is_followed_and_what_is_protected_stays(tmp_path):
     with pytest.raises(OSError, match="neither a file nor a directory"):
         write(tmp_path / "pipe", "x")
     assert (tmp_path / "pipe").is_fifo()
-
-
-@pytest.mark.parametrize("platform", ["linux", "darwin"])
-def test_directories_are_exchanged(tmp_path, monkeypatch, platform):
-    monkeypatch.setattr(files.sys, "platform", platform)
-    for name in ("new", "old"):
-        write(tmp_path / name, name, directory=True)
-    exchange(tmp_path / "new", tmp_path / "old")
-    assert read(tmp_path / "old") == "new"
-    assert platform != "linux" or read(tmp_path / "new") == "old"
 
 
 @pytest.mark.parametrize("path", ["gs://b/m", "s3://b/m.onnx", "hf://a/b", Path("gs://b/m")])
