@@ -23,8 +23,8 @@ def atomic_write(path: str | os.PathLike) -> Iterator[Path]:
 
     If the body raises, or the process is killed, `path` is as before; a killed process leaves a
     directory `.unfinished-*` beside it. (A directory is replaced by two renames: killed between
-    them, that has the old one and the new one.) Missing parent directories are made, links are followed,
-    and an OSError refuses a file that is write-protected or a device.
+    them, that has the old one and the new one.) Missing parent directories are made, links are
+    followed, and an OSError refuses a file that is write-protected or a device.
     """
     path = Path(os.path.realpath(local_path(path)))
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -36,5 +36,5 @@ def atomic_write(path: str | os.PathLike) -> Iterator[Path]:
         temporary = Path(beside, path.name)
         yield temporary
         if path.is_dir() and temporary.is_dir():
-            path.rename(Path(beside, f"{path.name}.before"))
+            path.rename(Path(tempfile.mkdtemp(dir=beside), "before"))
         temporary.replace(path)
