@@ -8,7 +8,6 @@ of docs/real-network.md, or DINOv2 itself, `hf://timm/vit_small_patch14_dinov2.l
 in its name, `kv.DINOv2_S_Reg`.
 `--reference` has images `x`, `(batch, side, side, 3)`, prepared, and the normalized `tokens` that
 another implementation gives for them. Each result is written as it comes and is not computed again.
-`benchmarks/pretrained_report.py` writes the tables of docs/real-network.md and draws its figures.
 
 compare: tokens in float32, half precision, int8 and of exported files, beside the reference.
 blocks: measures by block, of the pretrained network and of random weights.

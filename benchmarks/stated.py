@@ -26,12 +26,12 @@ ROOT = Path(__file__).parents[1]
 
 WRITTEN = {
     "docs/ablations.md": "pytest tests/test_docs.py: parameters of its calls",
-    "docs/claims.md": "python benchmarks/claims.py, claims_report.py",
+    "docs/claims.md": "python benchmarks/exact_claims.py; its runs are those of a commit",
     "docs/data.md": "python benchmarks/pipeline.py",
     "docs/devices.md": "python benchmarks/sharded_weights.py",
     "docs/accelerators.md": "python benchmarks/accelerator.py, compile_ahead.py",
     "docs/export.md": "python benchmarks/export.py",
-    "docs/real-network.md": "python benchmarks/pretrained.py, pretrained_report.py",
+    "docs/real-network.md": "python benchmarks/pretrained.py",
     "docs/speed.md": "python benchmarks/speed.py --write",
 }
 CHECKPOINTS = {one.name: one for one in checkpoints_of(None)}
