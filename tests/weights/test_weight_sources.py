@@ -147,7 +147,9 @@ def test_shipped_checkpoints(size):
     path = path_of(find_source("cifar10", size))
     assert path.stat().st_size < 1.5e6
     with safe_open(path, "numpy") as file:
-        provenance = json.loads(file.metadata()["provenance"])
+        about = {name: json.loads(file.metadata()[name]) for name in ("size", "provenance")}
+    provenance = about["provenance"]
+    assert about["size"] == size
     assert {"recipe", "changes", "dataset", "epochs", "seed", "added_in_commit"} <= set(provenance)
     assert round(100 * provenance["top1"], 2) == checkpoint.top1
 
