@@ -14,13 +14,14 @@ from keras_vitx.checks import check
 from keras_vitx.data.loading import ImageBatches
 from keras_vitx.data.predictions import imagenet_classes
 from keras_vitx.data.sources.names import numbers_of
-from keras_vitx.outputs import Task, class_names_of, outputs_of, task_of
+from keras_vitx.outputs import class_names_of, outputs_of
 from keras_vitx.pixels import unpacked
 from keras_vitx.text import shortened
 from keras_vitx.training.batches import labels_and_size, map_batches
 from keras_vitx.training.devices import in_use
 from keras_vitx.training.devices.replicas import Replicate, copy_to_gpu, shard_of
 from keras_vitx.training.source import SplitName, are_numbers, evaluation_split
+from keras_vitx.training.task import Task, task_of
 
 
 class LossPerImage(keras.metrics.Metric):

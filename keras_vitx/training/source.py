@@ -12,13 +12,13 @@ import numpy as np
 from keras_vitx import data
 from keras_vitx.checks import check
 from keras_vitx.data.loading import ImageBatches, Loader
-from keras_vitx.outputs import Task, task_of
 from keras_vitx.preprocessing import ModelInput
 from keras_vitx.text import shortened
 from keras_vitx.training.batches import labels_and_size, steps_of
 from keras_vitx.training.classifier import Classifier
 from keras_vitx.training.devices import check_batch, in_use
 from keras_vitx.training.recipe import Recipe
+from keras_vitx.training.task import Task, task_of
 
 log = logging.getLogger(__name__)
 SplitName = Literal["train", "validation", "test"]

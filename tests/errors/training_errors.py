@@ -10,12 +10,13 @@ from training.teachers import batches_of, student_of, teacher_of
 import keras_vitx as kv
 from keras_vitx import training
 from keras_vitx.losses import PerHead, SmoothedCrossentropy
-from keras_vitx.outputs import Outputs, outputs_of, task_of
+from keras_vitx.outputs import Outputs, outputs_of
 from keras_vitx.training import Distillation, Recipe
 from keras_vitx.training.classifier import Classifier
 from keras_vitx.training.devices import Devices
 from keras_vitx.training.devices.replicas import rows_of
 from keras_vitx.training.prepare import match_head, set_similarity
+from keras_vitx.training.task import task_of
 
 BACKEND_FREE = True
 IMAGES, LABELS = TRAIN

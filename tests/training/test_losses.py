@@ -6,7 +6,8 @@ import pytest
 from harness import BACKEND, array, close, numbers, softmax
 
 from keras_vitx.losses import PerHead, SigmoidCrossentropy, SmoothedCrossentropy, SoftDistillation
-from keras_vitx.outputs import Outputs, task_of
+from keras_vitx.outputs import Outputs
+from keras_vitx.training.task import task_of
 
 CLASSES = np.array([[0, 1, 2], [3, 3, 0]])
 
