@@ -62,6 +62,22 @@ def test_trained_models_in_a_fresh_process(name, reloading):
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES_HERE))
+def test_the_head_alone_is_trained(family):
+    """As docs/guides/plain-keras.md freezes a classifier, whose last layer is a softmax."""
+    model = FAMILIES[family]()
+    for layer in model.layers:
+        layer.trainable = layer.name == "head"
+    before = {v.path: array(v) for v in model.trainable_variables}
+    frozen = [array(v) for v in model.non_trainable_variables]
+    trained(model)
+    assert {path.split("/")[-2] for path in before} <= {"head", "head_dist"}
+    for variable in model.trainable_variables:
+        assert np.abs(array(variable) - before[variable.path]).max() > 0, variable.path
+    for variable, value in zip(model.non_trainable_variables, frozen, strict=True):
+        np.testing.assert_array_equal(array(variable), value)
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES_HERE))
 def test_half_precision(family):
     exact, policy = FAMILIES[family](), "mixed_float16"
     with precision(policy):
