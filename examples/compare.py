@@ -12,11 +12,11 @@ the others don't decide makes the interval too narrow. The last epoch's weights 
 import argparse
 import time
 
+import keras_vitx as kv
+
 import keras
 import numpy as np
 from scipy import stats
-
-import keras_vitx as kv
 
 # AdamW as in the papers, without what only long trainings can use.
 LIGHT = kv.training.recipes.get("small_images").replace(

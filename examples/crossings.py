@@ -6,10 +6,10 @@ Trains each pair of models for one epoch on the bundled sample, with the same se
 epoch shows that a combination trains, not which of the two is better.
 """
 
-import keras
-
 import keras_vitx as kv
 from keras_vitx import layers
+
+import keras
 
 SIZE = {"dim": 64, "depth": 4, "num_heads": 4, "patch_size": 4}
 TASK = {"input_shape": (32, 32, 3), "classes": 10}

@@ -9,10 +9,10 @@ from a checkpoint for CIFAR-10 and from random weights. Takes about four minutes
 import time
 from pathlib import Path
 
+import keras_vitx as kv
+
 import keras
 import numpy as np
-
-import keras_vitx as kv
 
 EPOCHS = 1
 PICTURES = 6

@@ -8,9 +8,9 @@ teacher sees the same augmented and mixed images, prepared as it needs them.
 Takes about two minutes on two cores.
 """
 
-import keras
-
 import keras_vitx as kv
+
+import keras
 
 EPOCHS = 5
 SHAPE = (28, 28, 1)

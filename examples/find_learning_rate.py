@@ -6,11 +6,11 @@ Plots the loss by learning rate, and trains at the rate at which the loss falls 
 Takes about two minutes on two cores. Needs the extra "plots".
 """
 
+import keras_vitx as kv
+
 import keras
 import numpy as np
 from matplotlib.figure import Figure
-
-import keras_vitx as kv
 
 
 def compiled(model, learning_rate):

@@ -5,9 +5,9 @@
 Takes about one minute per epoch on two cores.
 """
 
-import keras
-
 import keras_vitx as kv
+
+import keras
 
 EPOCHS = 3
 

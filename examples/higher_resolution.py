@@ -7,9 +7,9 @@ place of 64, for which the position embeddings are resampled; all other weights 
 A short training with a low learning rate adapts them.
 """
 
-import keras
-
 import keras_vitx as kv
+
+import keras
 
 SIDE = 48
 

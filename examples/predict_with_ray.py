@@ -12,10 +12,10 @@ Each worker holds one model; Ray streams the images through them, on one machine
 import argparse
 from pathlib import Path
 
+import keras_vitx as kv
+
 import numpy as np
 import ray
-
-import keras_vitx as kv
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp"}
 

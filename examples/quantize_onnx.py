@@ -13,12 +13,12 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+import keras_vitx as kv
+
 import numpy as np
 import onnxruntime
 from onnxruntime import quantization
 from PIL import Image
-
-import keras_vitx as kv
 
 CALIBRATION, TEST = 128, 1000
 PHOTOGRAPHS = ("astronaut.png", "chelsea.png", "coffee.png", "rocket.jpg")

@@ -11,9 +11,9 @@ import json
 import sys
 from pathlib import Path
 
-import numpy as np
-
 import keras_vitx as kv
+
+import numpy as np
 
 
 def real_accuracy(model, directory, labels):

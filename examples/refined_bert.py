@@ -18,14 +18,14 @@ import re
 import warnings
 from pathlib import Path
 
+from keras_vitx.layers import MLP, Attention, RefinedAttention
+
 import keras
 import numpy as np
 from keras import ops
 from scipy.stats import spearmanr
 from sklearn.metrics import accuracy_score, matthews_corrcoef
 from tokenizers.implementations import BertWordPieceTokenizer
-
-from keras_vitx.layers import MLP, Attention, RefinedAttention
 
 ATTENTION = {"plain": Attention, "refined": RefinedAttention}
 SMALL = {"dim": 256, "depth": 12, "num_heads": 4, "embedding_dim": 128}

@@ -12,12 +12,12 @@ threads, because it is not a coroutine.
 import sys
 from typing import Annotated
 
+import keras_vitx as kv
+
 import keras
 import numpy as np
 import uvicorn
 from fastapi import FastAPI, HTTPException, Query, UploadFile
-
-import keras_vitx as kv
 
 LARGEST = 20_000_000
 """Bytes of an upload."""

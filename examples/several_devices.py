@@ -8,9 +8,9 @@ Without GPUs, JAX and TensorFlow divide the CPU into two devices. `batch_size` i
 devices together, so the result is that of one device.
 """
 
-import keras
-
 import keras_vitx as kv
+
+import keras
 
 if keras.backend.backend() == "jax":
     import jax

@@ -10,10 +10,10 @@ with batch_size=512, drop_path=0.2, similarity=0.1, similarity_depth=12.
 Takes about two minutes on two cores.
 """
 
+import keras_vitx as kv
+
 import keras
 import numpy as np
-
-import keras_vitx as kv
 
 EPOCHS, BATCH, SHAPE, GRID, CLASSES = 5, 64, (28, 28, 1), (7, 7), 10
 

@@ -2,11 +2,11 @@
 in each head (Press et al., 2021, arXiv 2108.12409; Fuller et al., 2023,
 arXiv 2311.00566)."""
 
-import keras
-import numpy as np
-
 import keras_vitx as kv
 from keras_vitx.layers import Attention
+
+import keras
+import numpy as np
 
 
 @keras.saving.register_keras_serializable(package="examples")

@@ -2,11 +2,11 @@
 by a learned number (Ye et al., 2024, arXiv 2410.05258, whose norm per head
 is left out)."""
 
-import keras
-
 import keras_vitx as kv
 from keras_vitx.layers import Attention
 from keras_vitx.layers.maps import MapLayer
+
+import keras
 
 
 @keras.saving.register_keras_serializable(package="examples")

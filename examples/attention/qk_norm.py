@@ -1,11 +1,11 @@
 """QK-norm: queries and keys are normalized per head (Dehghani et al., 2023,
 arXiv 2302.05442)."""
 
-import keras
-
 import keras_vitx as kv
 from keras_vitx.layers import Attention
 from keras_vitx.layers.base import Layer
+
+import keras
 
 
 @keras.saving.register_keras_serializable(package="examples")

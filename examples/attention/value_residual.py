@@ -1,10 +1,10 @@
 """Value residual: every block mixes its values with those of the first block
 (Zhou et al., 2024, arXiv 2410.17897)."""
 
-import keras
-
 import keras_vitx as kv
 from keras_vitx.layers import SharingAttention
+
+import keras
 
 
 @keras.saving.register_keras_serializable(package="examples")

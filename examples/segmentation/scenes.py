@@ -1,9 +1,9 @@
 """Scenes composed of Fashion-MNIST's articles, with their masks."""
 
+import keras_vitx as kv
+
 import numpy as np
 from PIL import Image
-
-import keras_vitx as kv
 
 SIDE = 32
 NAMES = ("background", "clothing", "shoes", "bag")

@@ -5,13 +5,14 @@
 Writes `segmented.png`: scenes, their masks, and the predictions.
 """
 
+import keras_vitx as kv
+
 import keras
 import numpy as np
-import scenes
 from PIL import Image
-from upernet import upernet
 
-import keras_vitx as kv
+import scenes
+from upernet import upernet
 
 EPOCHS, BATCH = 10, 16
 
