@@ -189,15 +189,15 @@ def _weights(xp, side, pixels, count, scaled, target, kernel):
     total = xp.where(inside, xp.sum(weights, axis=1, keepdims=True), 1.0)
     weights = xp.round(xp.where(inside, weights / total, 0.0) * 4.0**HALF_BITS)
     coarse = xp.round(weights / 2.0**HALF_BITS)
-    return first, xp.stack([coarse, weights - coarse * 2.0**HALF_BITS])
+    # Divided here, so that sums of pixels stay in float16's range, whose largest number is 65504.
+    return first, xp.stack([coarse, weights - coarse * 2.0**HALF_BITS]) / 2.0**HALF_BITS
 
 
 def _to_levels(sums):
     """Add coarse and fine sums of weighted pixels and round to 0..255, halves up."""
-    coarse, fine, half = sums[0], sums[1], 2.0**HALF_BITS
-    whole = ops.floor(coarse / half)
-    rest = (coarse - whole * half) * half + fine
-    return ops.clip(whole + ops.floor(rest / half**2 + 0.5), 0, 255)
+    coarse, fine = sums[0], sums[1] / 2.0**HALF_BITS
+    whole = ops.floor(coarse)
+    return ops.clip(whole + ops.floor(coarse - whole + fine + 0.5), 0, 255)
 
 
 def preprocess_tensor(images: Any, model: Any) -> Any:

@@ -7,6 +7,8 @@ keras-team/keras#2775,              an average of models inside    the softmax o
 onnx/keras-onnx#570                 one is not converted           logits
 Unity-Technologies/ml-agents#4659,  two exports at a time raise:   both files, and the outputs of
 ultralytics/ultralytics#24092       the exporter has one state     their models
+openvinotoolkit/openvino#9561,      a / b is a * (1 / b), and      the outputs of `predict` for
+microsoft/onnxruntime#11384         float16 ends at 65504          photographs of any side
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 import keras
 import numpy as np
 import pytest
-from harness import FAMILIES, array, randomize, randomized
+from harness import FAMILIES, array, picture, randomize, randomized
 
 import keras_vitx as kv
 
@@ -54,3 +56,22 @@ def test_threads_export_one_at_a_time(tmp_path):
 
     with ThreadPoolExecutor(2) as pool:
         assert max(pool.map(export, range(2), (".onnx", ".pt2"))) <= 1e-5
+
+
+def test_pixels_in_runtimes_with_other_divisions_and_in_float16(tmp_path):
+    openvino = pytest.importorskip("openvino")
+    onnx, onnxruntime = pytest.importorskip("onnx"), pytest.importorskip("onnxruntime")
+    from onnxruntime.transformers.float16 import convert_float_to_float16
+
+    model, path = kv.ViT_Mini(weights="cifar10"), str(tmp_path / "m.onnx")
+    kv.export(model, path, preprocessing=True)
+    exact = openvino.compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    half = convert_float_to_float16(onnx.load(path), keep_io_types=True)
+    half = onnxruntime.InferenceSession(half.SerializeToString())
+    for height, width in ((41, 41), (47, 60), (122, 83), (218, 300), (440, 441)):
+        image = picture(height, width)
+        expected = model.predict(kv.preprocess_input([image], model), verbose=0)
+        # OpenVINO has no float64: a pixel at a half may be a level off.
+        np.testing.assert_allclose(exact(image[None])[0], expected, atol=1e-3)
+        (found,) = half.run(None, {"images": image[None]})
+        np.testing.assert_allclose(found, expected, atol=2e-2)
