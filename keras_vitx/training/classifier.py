@@ -5,10 +5,22 @@ from typing import Any
 
 import keras
 
+from keras_vitx.checks import check
 from keras_vitx.keras_internals import compile_arguments, sublayers
 from keras_vitx.layers.block import Block
-from keras_vitx.outputs import ACTIVATIONS, Outputs, class_names_of, layers_of, outputs_of
+from keras_vitx.outputs import (
+    ACTIVATIONS,
+    Outputs,
+    class_names_of,
+    described,
+    is_chain,
+    layers_of,
+    outputs_of,
+)
 from keras_vitx.training.optimizer import OPTIMIZER
+
+OF_TASKS = ("accuracy", "top_5_accuracy", "binary_accuracy", "mean_absolute_error")
+"""Names of the metrics that `Task` gives."""
 
 
 @dataclass(frozen=True)
@@ -17,7 +29,7 @@ class Classifier:
 
     Attributes:
         model: The model.
-        compiled: What the user passed to `model.compile`; empty after an earlier call of `fit`.
+        compiled: What the user passed to `model.compile`, without what an earlier `fit` did.
         outputs: The kind and number of the outputs; None with a loss of the user's own.
         class_names: The class names of the model, or of a model that it ends in; None without.
         heads: The Dense layers with one output per class: one, or several in `DistilledHead`.
@@ -34,14 +46,31 @@ class Classifier:
     @classmethod
     def of(cls, model: keras.Model) -> "Classifier":
         """Read a model; a ValueError if it is no classifier and has no loss of the user's own."""
-        compiled = {k: v for k, v in compile_arguments(model).items() if v is not None}
-        optimizer = compiled.get("optimizer")
-        if isinstance(optimizer, keras.optimizers.Optimizer) and optimizer.name == OPTIMIZER:
-            compiled = {}
+        compiled = _compiled(model)
+        shape = getattr(model, "output_shape", None) if "loss" in compiled else ()
+        rule = "`model` must be functional, with one output: train any other by `model.fit`."
+        check(isinstance(shape, tuple), rule, described(model))
         outputs = None if "loss" in compiled else outputs_of(model)
         layers = layers_of(model)
         blocks = tuple(layer for layer in layers if isinstance(layer, Block))
         return cls(model, compiled, outputs, class_names_of(model), _heads(model, layers), blocks)
+
+
+def _compiled(model):
+    compiled = {k: v for k, v in compile_arguments(model).items() if v is not None}
+    if is_chain(model) and model.compiles_blocks:
+        compiled["jit_compile"] = True
+    if (optimizer := compiled.get("optimizer")) is not None:
+        # Keras's default, that is without an argument; the loss of any recipe has this name.
+        default = keras.optimizers.RMSprop(name=optimizer.name).get_config()
+        if optimizer.name == OPTIMIZER or optimizer.get_config() == default:
+            del compiled["optimizer"]
+    if getattr(compiled.get("loss"), "name", None) == OPTIMIZER:
+        del compiled["loss"]
+        metrics = keras.tree.flatten(compiled.get("metrics"))
+        if all(getattr(metric, "name", None) in OF_TASKS for metric in metrics):
+            compiled.pop("metrics", None)  # The same, for the labels of this time.
+    return compiled
 
 
 def _heads(model, layers):

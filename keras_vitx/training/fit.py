@@ -19,7 +19,14 @@ from keras_vitx.training.callbacks import (
 from keras_vitx.training.classifier import Classifier
 from keras_vitx.training.devices import check_devices
 from keras_vitx.training.devices.replicas import Replicate, copy_to_gpu, shard_of
-from keras_vitx.training.prepare import apply_settings, compile_model, match_head, with_teacher
+from keras_vitx.training.prepare import (
+    apply_settings,
+    check_rates,
+    compile_model,
+    match_head,
+    with_teacher,
+    with_users_optimizer,
+)
 from keras_vitx.training.recipe import Recipe
 from keras_vitx.training.restart import Restart
 from keras_vitx.training.run import RESTART, history_logger, new_run, record_of, write_run
@@ -47,8 +54,8 @@ def fit(
     result, what is written, and what an error leaves behind.
 
     Args:
-        model: A classifier of the zoo, or a Keras model that ends in one. If it is compiled, its
-            own optimizer, loss and metrics are used instead of the recipe's.
+        model: A classifier of the zoo, or a Keras model that ends in one. What it is compiled with,
+            an optimizer, a loss or metrics, is used instead of the recipe's.
         source: Any source that `keras_vitx.data.load_dataset` accepts or returns; `Pipelines`; or
             your own preprocessed batches, as for Keras's `fit`.
         recipe: Name of a recipe, the directory of a run, or a `Recipe`.
@@ -81,6 +88,7 @@ def fit(
         output = new_run(output, resume)
     check_devices(model)
     classifier = Classifier.of(model)
+    recipe = with_users_optimizer(classifier, recipe, settings)
     apply_settings(model, recipe)
     # A teacher, and a user's own `train_step`, take images.
     is_own_step = type(model).train_step.__module__.startswith("keras_vitx.")
@@ -97,6 +105,7 @@ def fit(
         train = distillation.batches(train, model)
     train = copy_to_gpu(train)
     evaluator = compile_model(classifier, recipe, data.steps, loss, of_task, distillation)
+    check_rates(model, callbacks)
 
     first = [Replicate(), SetEpoch(data.train, train), AverageWeights(), StopAtNonFinite()]
     if data.validation is not None:

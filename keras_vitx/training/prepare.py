@@ -1,13 +1,13 @@
 """What training changes in a model before its first step, from its settings to its compilation."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
 
 import keras
 import numpy as np
 
-from keras_vitx.checks import check_argument
+from keras_vitx.checks import check, check_argument
 from keras_vitx.data.predictions import imagenet_classes
 from keras_vitx.keras_internals import sublayers
 from keras_vitx.layers.base import forget_programs
@@ -18,12 +18,16 @@ from keras_vitx.outputs import ACTIVATIONS, class_names_of, is_chain, layers_of
 from keras_vitx.preprocessing import ModelInput
 from keras_vitx.training.classifier import Classifier
 from keras_vitx.training.evaluate import Evaluator
-from keras_vitx.training.optimizer import make_optimizer
-from keras_vitx.training.recipe import Precision, Recipe
+from keras_vitx.training.optimizer import OPTIMIZER, make_optimizer, optimizer_of
+from keras_vitx.training.recipe import GROUPS, NAMES, Precision, Recipe
 from keras_vitx.training.source import are_numbers
 from keras_vitx.training.targets import Distillation
 
 log = logging.getLogger(__name__)
+
+RATES = NAMES[NAMES.index("learning_rate") : NAMES.index("cooldown_epochs")]
+OF_OPTIMIZER = (*RATES, *GROUPS["optimizer"])
+"""The settings of the recipe's optimizer."""
 
 
 def apply_settings(model: keras.Model, recipe: Recipe) -> None:
@@ -51,6 +55,13 @@ def apply_settings(model: keras.Model, recipe: Recipe) -> None:
     if recipe.crop_ratio is not None:
         preprocessing = ModelInput.of(model).preprocessing
         model.preprocessing = preprocessing.replace(crop_ratio=recipe.crop_ratio)
+    if recipe.train is not None:
+        model.trainable = True
+    if recipe.train == "head":
+        layers = [one for one in layers_of(model) if isinstance(one, keras.layers.Layer)]
+        head = next(one for one in reversed(layers) if not isinstance(one, ACTIVATIONS))
+        for layer in layers:
+            layer.trainable = layer is head
     if recipe.precision is not None:
         set_precision(model, recipe.precision)
 
@@ -149,6 +160,37 @@ def with_teacher(
     return Distillation(teacher, kind, recipe.temperature, recipe.distillation_weight)
 
 
+def with_users_optimizer(
+    classifier: Classifier, recipe: Recipe, fixed: Collection[str] = ()
+) -> Recipe:
+    """Return a recipe with the rate and the accumulation of the optimizer that the user compiled.
+
+    Raises a ValueError if settings in `fixed`, passed by the user, are those of an optimizer or a
+    loss, and the model is compiled with another.
+    """
+    compiled = classifier.compiled
+    ruled = {*OF_OPTIMIZER} if "optimizer" in compiled else set()
+    ruled |= {"label_smoothing"} if "loss" in compiled else set()
+    if recipe.warmup_epochs == 0:
+        ruled -= {"warmup_epochs"}
+    if passed := [name for name in fixed if name in ruled]:
+        names = ", ".join(f"`{name}`" for name in passed)
+        kept = ", ".join(name for name in ("optimizer", "loss") if name in compiled)
+        raise ValueError(
+            f"`model` must not be compiled with an optimizer or a loss for {names}, which set the "
+            f"recipe's. Received: {kept}."
+        )
+    if "optimizer" not in compiled:
+        return recipe
+    optimizer = compiled["optimizer"]
+    return recipe.replace(
+        learning_rate=float(keras.ops.convert_to_numpy(optimizer.learning_rate)) or None,
+        base_batch_size=None,
+        decay="constant",
+        accumulate_steps=optimizer.gradient_accumulation_steps or 1,
+    )
+
+
 def compile_model(
     classifier: Classifier,
     recipe: Recipe,
@@ -157,26 +199,37 @@ def compile_model(
     of_task: Mapping[str, Any],
     teacher: Distillation | None,
 ) -> Evaluator:
-    """Compile a model, and return an `Evaluator` of it.
+    """Compile a model, and return an `Evaluator` of it: the recipe's, unless the user's.
 
-    What the user compiled stays; `loss` is that of the evaluation, and `of_task` has the loss and
-    metrics of the training, unless the user's own replace them.
+    `loss` is that of the evaluation, and `of_task` has the loss and metrics of the training.
     """
-    model, arguments = classifier.model, classifier.compiled
-    changes = {name: value for name, value in of_task.items() if name not in arguments}
-    if arguments:
-        text = "The model is compiled: its optimizer (%s), loss and metrics replace the recipe's."
-        log.warning(text, type(model.optimizer).__name__)
-    loss = arguments.get("loss", loss)
-    if teacher is not None and not isinstance(loss, PerHead):
-        changes["loss"] = teacher.loss(model, changes.get("loss", loss))
-    if "optimizer" not in arguments:
-        changes["optimizer"] = make_optimizer(model, recipe, steps)
-    arguments = arguments | changes
-    if changes:
-        model.compile(**arguments)
+    model, own = classifier.model, classifier.compiled
+    check(bool(model.trainable_variables), "`model` must have a trainable variable.", model.name)
+    arguments = {**of_task, **own}
+    if "loss" not in own:
+        arguments["loss"].name = OPTIMIZER  # So that it is not the user's in a later run.
+    if teacher is not None and not isinstance(own.get("loss"), PerHead):
+        arguments["loss"] = teacher.loss(model, arguments["loss"])
+        arguments["loss"].name = OPTIMIZER
+    if "optimizer" not in own:
+        arguments["optimizer"] = make_optimizer(model, recipe, steps)
+    if taken := own.keys() & {"optimizer", "loss", "metrics", "weighted_metrics"}:
+        name, names = type(arguments["optimizer"]).__name__, ", ".join(sorted(taken))
+        log.warning("The model is compiled: its %s stay. The optimizer is %s.", names, name)
+    # Again, if all is the user's: half precision scales the loss.
+    model.compile(**arguments)
     metrics = keras.tree.flatten([arguments.get("metrics"), arguments.get("weighted_metrics")])
-    return Evaluator(model, loss, [metric for metric in metrics if metric is not None])
+    metrics = [metric for metric in metrics if metric is not None]
+    return Evaluator(model, own.get("loss", loss), metrics)
+
+
+def check_rates(model: keras.Model, callbacks: Sequence[keras.callbacks.Callback]) -> None:
+    """Raise a ValueError if callbacks set the rate of a compiled model, which has a schedule."""
+    setters = (keras.callbacks.ReduceLROnPlateau, keras.callbacks.LearningRateScheduler)
+    found = [type(one).__name__ for one in callbacks if isinstance(one, setters)]
+    is_fixed = isinstance(optimizer_of(model).get_config()["learning_rate"], dict)
+    rule = "`callbacks` must not set a learning rate that has a schedule: compile the model first."
+    check(not (found and is_fixed), rule, found)
 
 
 def _permute(heads, order):

@@ -82,6 +82,8 @@ class Recipe:
         similarity_depth: Number of pairs of blocks whose maps are compared.
         remat: What training recomputes to save memory: False, `"products"` or True, as in `Chain`.
         crop_ratio: Crop ratio in evaluation.
+        train: `"head"` freezes all but the classifier, for a first stage; `"all"` trains all, as
+            `model.trainable = True`; None leaves what is frozen.
         precision: `"float32"`, `"mixed_bfloat16"` or `"mixed_float16"`.
         label_smoothing: Label smoothing, in training only.
         distillation: `"hard"` or `"soft"`, the kind of distillation from the teacher passed to
@@ -129,6 +131,7 @@ class Recipe:
     similarity_depth: PositiveInt | None = None
     remat: Remat | None = None
     crop_ratio: PositiveFloat | None = None
+    train: Literal["all", "head"] | None = None
     precision: Precision | None = None
 
     label_smoothing: Fraction = 0.1

@@ -68,6 +68,17 @@ def two_outputs():
     return twice
 
 
+def compiled(model, **arguments):
+    model.compile(**arguments)
+    return model
+
+
+def frozen():
+    model = small()
+    model.trainable = False
+    return model
+
+
 def of_imagenet(classes):
     return kv.ViT(8, 1, 2, patch_size=8, input_shape=(16, 16, 3), classes=classes)
 
@@ -88,6 +99,19 @@ ERRORS = {
         "`class_weight` ... Received: 2": lambda tmp_path: fit_named(tmp_path, class_weight={2: 1}),
         "`steps_per_epoch` must be at most the 3 batches": lambda: fit(OWN, steps_per_epoch=9),
         "`fraction` ... your own batches. ...'fraction': 0.5": lambda: fit(OWN, fraction=0.5),
+        "`model` must have a trainable variable": lambda: fit(TRAIN, frozen()),
+        "`callbacks` must not set ...ReduceLROnPlateau": lambda: fit(
+            TRAIN, callbacks=[keras.callbacks.ReduceLROnPlateau()]
+        ),
+        "`model` must not be compiled ... `learning_rate`, ... Received: optimizer": lambda: fit(
+            TRAIN, compiled(small(), optimizer="sgd")
+        ),
+        "... for `label_smoothing`": lambda: kv.fit(
+            compiled(small(), loss="mse"), TRAIN, label_smoothing=0.1
+        ),
+        "`model` must be functional, with one output": lambda: fit(
+            OWN, compiled(two_outputs(), loss="mse")
+        ),
         "a classifier of the data's": lambda: match_head(Classifier.of(quantized()), ("a", "b")),
         # evaluate
         "`split` must be ... Received: 'test'": lambda: evaluate(TRAIN, "test"),

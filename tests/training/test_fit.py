@@ -101,6 +101,9 @@ def test_a_run_that_stops_keeps_its_best_weights(error, finished, tmp_path, capl
     kv.fit(model, (TRAIN, VALIDATION), **SHORT)  # Training can continue from there.
 
 
+WITHOUT_RATE = {name: value for name, value in SHORT.items() if name != "learning_rate"}
+
+
 def test_what_the_user_compiled_is_taken(caplog):
     """With callbacks, which see the validation, and weights of classes."""
     model, optimizer, seen = small(), keras.optimizers.SGD(0.1), []
@@ -109,9 +112,8 @@ def test_what_the_user_compiled_is_taken(caplog):
     note = keras.callbacks.LambdaCallback(on_epoch_end=lambda e, logs: seen.append(logs))
     # A callback may set the rate of one's own optimizer.
     callbacks = [note, keras.callbacks.ReduceLROnPlateau()]
-    history = kv.fit(
-        model, (TRAIN, VALIDATION), callbacks=callbacks, class_weight={0: 0.0, 1: 0.0}, **SHORT
-    ).history
+    settings = {"callbacks": callbacks, "class_weight": {0: 0.0, 1: 0.0}, **WITHOUT_RATE}
+    history = kv.fit(model, (TRAIN, VALIDATION), **settings).history
     assert model.optimizer is optimizer
     assert model.loss == "sparse_categorical_crossentropy"
     assert {"loss", "top", "val_loss", "val_top"} <= set(history) and "accuracy" not in history
@@ -125,7 +127,7 @@ def test_what_the_user_compiled_is_taken(caplog):
 def test_what_the_user_did_not_compile_is_the_recipes(run, caplog):
     model = small()
     model.compile(keras.optimizers.SGD(0.1))
-    history = kv.fit(model, (TRAIN, VALIDATION), **SHORT).history
+    history = kv.fit(model, (TRAIN, VALIDATION), **WITHOUT_RATE).history
     assert isinstance(model.optimizer, keras.optimizers.SGD)
     assert {"loss", "accuracy", "val_loss"} <= set(history)
     caplog.clear()
