@@ -7,6 +7,7 @@ import os
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from datetime import date
 from html import escape
 from importlib import resources
 from pathlib import Path
@@ -102,7 +103,8 @@ def explore(
     path = local_path(path)
     order = [block.name for block in model.blocks]
     chosen = range(len(order)) if blocks is None else blocks
-    selection = {order[order.index(x) if isinstance(x, str) else x] for x in chosen}
+    selected = {order.index(x) if isinstance(x, str) else range(len(order))[x] for x in chosen}
+    selection = [order[index] for index in sorted(selected)]
     heads = heads if heads in (None, "mean") else list(heads)
     inputs = preprocess_input(images, model)
     if names is None:
@@ -118,26 +120,21 @@ def explore(
     prefixes = _prefixes(model)
     maps: dict[str, Quantized] = {}
 
-    def walk(number, image):
-        """Yield the blocks, and store the maps of the selected ones."""
-        for block in trace(model, image[None]):
-            if block.name in selection:
-                stages = _stages(block, heads)
-                entries[block.name] = {
-                    "name": block.name,
-                    "grid": block.grid,
-                    "prefix": prefixes[block.name],
-                    "shared": block.softmax is None and block.shared is not None,
-                    "stages": {stage: one.shape for stage, one in stages.items()},
-                }
-                for stage, array in stages.items():
-                    maps[f"{number}/{block.index}/{stage}"] = quantize(array, LEVELS)
-            yield block
-
     image_entries = []
     for number, (image, name) in enumerate(zip(inputs, names, strict=True)):
         sums = {name: {} for name in measures}
-        add_sums(sums, walk(number, image), measures)
+        add_sums(sums, trace(model, image[None]), measures)
+        for block in trace(model, image[None], selection):
+            stages = _stages(block, heads)
+            entries[block.name] = {
+                "name": block.name,
+                "grid": block.grid,
+                "prefix": prefixes[block.name],
+                "shared": block.softmax is None and block.shared is not None,
+                "stages": {stage: one.shape for stage, one in stages.items()},
+            }
+            for stage, array in stages.items():
+                maps[f"{number}/{block.index}/{stage}"] = quantize(array, LEVELS)
         (classes,) = likely_classes(model, image[None])
         methods = ("rollout", "gradient_attention") if classes else ("rollout",)
         image_entries.append(
@@ -155,8 +152,10 @@ def explore(
                 },
             }
         )
+    size = model.size or model.family
     metadata = {
         "model": model.name,
+        "about": f"{size}, {model.count_params():,} parameters, {date.today()}",
         "blocks": list(entries.values()),
         "images": image_entries,
         "charts": [vars(chart) for chart in charts],

@@ -87,6 +87,13 @@ function hasPatchQueries(block) {
   return block.stages.after[1] >= block.grid[0] * block.grid[1];
 }
 
+/** "Block 3", or "Class attention 1" for a block whose only query is the class token. */
+function labelOf(block) {
+  const onlyClass = (each) => each.stages.after[1] === 1 && hasClassToken(each);
+  const classBlocks = shown.filter(onlyClass);
+  return onlyClass(block) ? `Class attention ${classBlocks.indexOf(block)}` : `Block ${block.b}`;
+}
+
 /** Whether a query, "patch" or "class", is one of a block. */
 function fits(query, block) {
   return query === "class" ? hasClassToken(block) : hasPatchQueries(block);

@@ -22,7 +22,7 @@ function drawNow() {
   const { row, column } = patchAt(state.pointed ?? state.kept, block.grid);
   const query = state.query === "class" ? "the class token" : `the patch in row ${row + 1}, column ${column + 1}`;
   element("readout").textContent =
-    `Block ${state.block} (${block.name}), ${headName(state.head)}; the query is ${query}.`;
+    `${labelOf(block)}, ${headName(state.head)}; the query is ${query}.`;
   element("stage-text").textContent = {
     before: "Maps from the softmax, or from an earlier block.",
     after: modified ? "Maps that multiplied the values." : "This model does not modify its maps.",
@@ -149,8 +149,8 @@ function listen() {
   label();
 }
 
-function begin() {
-  shown.forEach((block) => element("block").append(make("option", { value: block.b, textContent: `${block.b} ${block.name}` })));
+async function begin() {
+  shown.forEach((block) => element("block").append(make("option", { value: block.b, textContent: labelOf(block), title: block.name })));
   heads.forEach((head) => element("head").append(make("option", { value: head, textContent: headName(head) })));
   metadata.images.forEach(({ name, source }, i) => {
     const button = make("button", { type: "button", title: name });
@@ -169,10 +169,30 @@ function begin() {
     "An empty field has no map of this query.";
   element("precision").textContent =
     `Weights are stored in ${metadata.levels} levels between the smallest and the largest of each row of a map; sums are exact.`;
+  element("about").textContent = metadata.about;
   makePanes();
   makeSheet();
   listen();
+  const first = chooseFirst();
+  await load(0, [first]);
+  if (has(first, "before")) state.head = mostChanged(first);
   return chooseImage(0);
+}
+
+/** Begin with the class token in the last block that has it, and the head that is changed most. */
+function chooseFirst() {
+  const block = shown.findLast(hasClassToken) ?? shown.at(-1);
+  state.block = block.b;
+  state.query = hasClassToken(block) ? "class" : "patch";
+  return block;
+}
+
+function mostChanged(block) {
+  const changes = heads.filter((head) => head !== MEAN).map((head) => {
+    const values = weights(block, "change", head);
+    return [values ? values.reduce((sum, value) => sum + Math.abs(value), 0) : 0, head];
+  });
+  return changes.reduce((best, each) => (each[0] > best[0] ? each : best))[1];
 }
 
 begin().then(

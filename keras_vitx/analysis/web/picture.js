@@ -16,7 +16,7 @@ function table(stops) {
   });
 }
 
-/** Draw weights of patches on a canvas with one pixel per patch. */
+/** Draw weights of patches on a canvas with one pixel per patch; return the ends of the colors. */
 function paint(canvas, [rows, columns], values, signed) {
   canvas.width = columns;
   canvas.height = rows;
@@ -39,6 +39,19 @@ function paint(canvas, [rows, columns], values, signed) {
     pixels.data[4 * i + 3] = 255;
   });
   context.putImageData(pixels, 0, 0);
+  return { signed, low: scale === "stretch" ? low : signed ? -largest : 0, high: scale === "stretch" ? high : largest };
+}
+
+/** Fill a bar of colors, with the weights at its ends. */
+function showBar(bar, ends) {
+  bar.hidden = !ends;
+  if (!ends) return;
+  const colors = ends.signed ? DIVERGING : SEQUENTIAL;
+  const stops = Array.from({ length: 9 }, (_, i) => `rgb(${colors[Math.round(i * 255 / 8)].map(Math.round)})`);
+  const strip = make("i");
+  strip.style.background = `linear-gradient(90deg, ${stops})`;
+  const ticks = [ends.low, ends.high].map((value) => make("span", { textContent: percent(value) }));
+  bar.replaceChildren(ticks[0], strip, ticks[1]);
 }
 
 const pictures = metadata.images.map(({ source }) => Object.assign(new Image(), { src: source }));
@@ -50,20 +63,20 @@ function makePanes() {
     const canvas = make("canvas", { tabIndex: 0 });
     canvas.dataset.stage = stage;
     canvas.setAttribute("role", "img");
-    figure.append(canvas, make("figcaption"));
+    figure.append(canvas, make("div", { className: "bar" }), make("figcaption"));
     return figure;
   }));
   element("attributions").replaceChildren(...Object.keys(metadata.images[0].attributions).map((method) => {
     const figure = make("figure", { id: method });
     const canvas = make("canvas");
     canvas.setAttribute("role", "img");
-    figure.append(canvas, make("figcaption"));
+    figure.append(canvas, make("div", { className: "bar" }), make("figcaption"));
     return figure;
   }));
 }
 
 function drawPane(figure, block) {
-  const [canvas, caption] = figure.children;
+  const [canvas, bar, caption] = figure.children;
   const { stage } = canvas.dataset;
   const hidden = !has(block, stage);
   // Maps that are not modified are shown once; the focus stays on a picture.
@@ -72,7 +85,7 @@ function drawPane(figure, block) {
   if (hidden) return;
   const values = weights(block, stage, state.head);
   const patches = values && values.subarray(extras(block, stage));
-  drawOver(canvas, block.grid, patches, isSigned(block, stage));
+  showBar(bar, drawOver(canvas, block.grid, patches, isSigned(block, stage)));
   if (values && state.query === "patch") outline(canvas, block.grid);
   caption.replaceChildren(
     make("b", { textContent: titleOf(block, stage) + ". " }),
@@ -81,7 +94,7 @@ function drawPane(figure, block) {
   canvas.setAttribute("aria-label", `Map ${titleOf(block, stage)}. ${caption.textContent}`);
 }
 
-/** Draw the picture, and on it weights of its patches, if there are any. */
+/** Draw the picture, and on it weights of its patches, if any; return the ends of the colors. */
 function drawOver(canvas, grid, values, signed) {
   const picture = pictures[state.image];
   const ratio = picture.naturalHeight / picture.naturalWidth || 1;
@@ -90,20 +103,21 @@ function drawOver(canvas, grid, values, signed) {
   const context = canvas.getContext("2d");
   context.imageSmoothingEnabled = picture.naturalWidth >= 128;
   context.drawImage(picture, 0, 0, canvas.width, canvas.height);
-  if (!values) return;
-  paint(small, grid, values, signed);
+  if (!values) return null;
+  const ends = paint(small, grid, values, signed);
   context.imageSmoothingEnabled = false;
   context.globalAlpha = 1 - element("mix").value / 100;
   context.drawImage(small, 0, 0, canvas.width, canvas.height);
   context.globalAlpha = 1;
+  return ends;
 }
 
 function drawAttributions() {
   const { attributions, classes } = metadata.images[state.image];
   const names = { rollout: "Rollout", gradient_attention: `Gradient attention, for ${classes[0]?.[0]}` };
   for (const [method, values] of Object.entries(attributions)) {
-    const [canvas, caption] = element(method).children;
-    drawOver(canvas, metadata.grid, values, false);
+    const [canvas, bar, caption] = element(method).children;
+    showBar(bar, drawOver(canvas, metadata.grid, values, false));
     caption.textContent = names[method];
     canvas.setAttribute("aria-label", `What the prediction owes to each patch: ${names[method]}`);
   }

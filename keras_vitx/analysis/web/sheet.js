@@ -14,11 +14,11 @@ function makeSheet() {
   };
   heads.forEach((head, h) => put(make("span", { textContent: headName(head) }), -1, h));
   shown.forEach((block, b) => {
-    put(make("span", { textContent: block.b, title: block.name }), b, -1);
+    const label = put(make("span", { textContent: block.b, title: `${labelOf(block)} (${block.name})` }), b, -1);
     heads.forEach((head, h) => {
       const canvas = put(make("canvas"), b, h);
       canvas.setAttribute("aria-hidden", "true");
-      tiles.push({ canvas, block, head });
+      tiles.push({ canvas, block, head, label });
     });
   });
   sheet.addEventListener("click", (event) => {
@@ -28,11 +28,19 @@ function makeSheet() {
 }
 
 function drawSheet() {
-  for (const { canvas, block, head } of tiles) {
+  // Blocks without a map of this query have no column.
+  const columns = shown.filter((block) => fits(state.query, block) && (state.stage !== "change" || has(block, "before")));
+  element("sheet").style.setProperty("--blocks", columns.length);
+  for (const { canvas, block, head, label } of tiles) {
+    for (const item of [canvas, label]) {
+      item.hidden = !columns.includes(block);
+      item.style.setProperty("--b", columns.indexOf(block));
+    }
+    if (canvas.hidden) continue;
     const values = weights(block, state.stage, head);
     canvas.classList.toggle("none", !values);
     canvas.classList.toggle("chosen", block.b === state.block && head === state.head);
-    canvas.title = `Block ${block.b} (${block.name}), ${headName(head)}`;
+    canvas.title = `${labelOf(block)} (${block.name}), ${headName(head)}`;
     if (values) {
       paint(canvas, block.grid, values.subarray(extras(block)), isSigned(block, state.stage));
     } else {
