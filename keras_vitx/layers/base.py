@@ -28,6 +28,10 @@ def serialize(value: Any) -> Any:
     return serialized
 
 
+def _serialized(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: serialize(value) for name, value in values.items()}
+
+
 @functools.cache
 def arguments(cls: type[keras.layers.Layer]) -> tuple[str, ...]:
     """Return the argument names of a layer's `__init__`, including those of its parents."""
@@ -63,7 +67,7 @@ class Layer(AfterBuild, keras.layers.Layer):
     initialization = "normal"
     varying: tuple[str, ...] = ()
     frozen: dict[str, bool] = {}
-    quantized: dict[str, str] = {}
+    quantized: dict[str, Any] = {}
     told_grid: tuple[int, ...] = ()
 
     def get_config(self) -> dict[str, Any]:
@@ -71,7 +75,7 @@ class Layer(AfterBuild, keras.layers.Layer):
         given = {name: serialize(getattr(self, name)) for name in arguments(type(self))}
         optional = {
             "frozen": frozen_layers(self) if self.built else self.frozen,
-            "quantized": quantized_layers(self) if self.built else self.quantized,
+            "quantized": _serialized(quantized_layers(self) if self.built else self.quantized),
             "told_grid": list(self.told_grid),
         }
         return super().get_config() | given | {name: x for name, x in optional.items() if x}
@@ -96,7 +100,8 @@ class Layer(AfterBuild, keras.layers.Layer):
         freeze_layers(self, self.trainable, self.frozen)
         for path, (layer, _) in _inner_layers(self).items():
             if path in self.quantized and layer.quantization_mode is None:
-                layer.quantize(self.quantized[path])
+                how = self.quantized[path]
+                layer.quantize(**{"mode" if isinstance(how, str) else "config": how})
 
     def set_grid(self, grid: tuple[int, int], num_prefix_tokens: int) -> None:
         """Learn, before `build`, rows and columns of the patches, and the tokens before them."""
@@ -152,10 +157,24 @@ def frozen_layers(layer: keras.layers.Layer) -> dict[str, bool]:
     }
 
 
-def quantized_layers(layer: keras.layers.Layer) -> dict[str, str]:
-    """Return the quantization modes, such as `"int8"`, of the quantized layers inside, by path."""
-    inner = {path: one.quantization_mode for path, (one, _) in _inner_layers(layer).items()}
-    return {path: mode for path, mode in inner.items() if mode is not None}
+def quantized_layers(layer: keras.layers.Layer) -> dict[str, Any]:
+    """Return the configs, or modes as `"float8"`, of the quantized layers inside, by path.
+
+    Raises:
+        ValueError: if one has an update of low rank, with which Keras would round its kernel again.
+    """
+    found = {path: one for path, (one, _) in _inner_layers(layer).items() if one.quantization_mode}
+    adapted = [path for path, one in found.items() if getattr(one, "lora_enabled", False)]
+    if adapted:
+        raise ValueError(
+            "A quantized model must have no LoRA when it is saved or copied: its kernels would be "
+            "rounded again. Add LoRA before `quantize`, `keras_vitx.fuse`, then quantize; or save "
+            f"`lora_kernel_a` and `lora_kernel_b` by themselves. Received: LoRA in {adapted}."
+        )
+    return {
+        path: getattr(one, "quantization_config", None) or one.quantization_mode
+        for path, one in found.items()
+    }
 
 
 def freeze_layers(layer: keras.layers.Layer, trainable: bool, frozen: dict[str, bool]) -> None:

@@ -14,8 +14,8 @@ class ReAttention(MapLayer):
     r"""New maps from all heads: $A' = s\,\mathrm{BN}(\Theta A + b)$.
 
     DeepViT, Section 4.2, Equation 3; BN runs over the head axis. Under a policy of half precision
-    it computes in float32: the maps, with a spread of about 0.01, would be lost beside $b$, which
-    starts within $\pm 1/\sqrt{\text{heads}}$ and which BN subtracts again.
+    and `torch.autocast` it computes in float32: the maps, with a spread of about 0.01, would be
+    lost beside $b$, which starts within $\pm 1/\sqrt{\text{heads}}$ and which BN subtracts again.
 
     Input and output: `(batch, heads, queries, keys)`.
 
@@ -39,9 +39,10 @@ class ReAttention(MapLayer):
         build_all(filter(None, [self.reatten_matrix, self.var_norm]), input_shape)
 
     def call(self, maps, training=False):
-        maps = self.run(self.reatten_matrix, maps)
-        if self.normalize:
-            maps = self.run(self.var_norm, maps, training)
+        with ops.without_autocast(maps):
+            maps = self.run(self.reatten_matrix, ops.cast(maps, self.compute_dtype))
+            if self.normalize:
+                maps = self.run(self.var_norm, maps, training)
         return maps if self.map_scale == 1 else self.map_scale * maps
 
 

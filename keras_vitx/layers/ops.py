@@ -23,6 +23,11 @@ def call(layer, x, training=None, dtype=None, **arguments):
     return layer(x, **arguments)
 
 
+def without_autocast(x):
+    """Return a context in which operations on `x` keep its dtype, also under `torch.autocast`."""
+    return contextlib.nullcontext()
+
+
 def logits(query, key):
     r"""Return $Q K^\top / \sqrt d$ of `(batch, tokens, heads, size)`, with the heads on axis 1."""
     query = keras.ops.transpose(query * query.shape[-1] ** -0.5, (0, 2, 1, 3))
@@ -187,6 +192,7 @@ KERNELS = {
         *("shape", "reshape", "transpose", "split", "matmul", "cast", "call", "logits", "softmax"),
         *("fused_attention", "by_images", "mix_heads", "convolve_maps", "pad", "gelu"),
         *("drop_path_mask", "scalars_on_device", "rotate", "compiled_call", "COMPILES_BLOCKS"),
+        "without_autocast",
     ),
     "jax": (
         *("call", "fused_attention", "mix_heads", "convolve_maps", "depthwise_conv", "gelu"),

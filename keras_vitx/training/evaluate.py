@@ -1,6 +1,7 @@
 """Evaluate a model on labeled images."""
 
 import functools
+import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -121,7 +122,8 @@ class Evaluator(keras.Model):
             raise OSError(f"no image of the data can be decoded: {error}")
         # Keras's own mean loss includes padding.
         results["loss"] = results.pop("loss_per_image")
-        return results
+        # JAX finds the right class among the best five of NaN.
+        return results if results["loss"] == results["loss"] else dict.fromkeys(results, math.nan)
 
 
 def evaluate(

@@ -204,3 +204,34 @@ def test_what_changes_after_a_step_is_trained():
     model.set_drop_path(0.9, "constant")
     losses = {float(model.train_on_batch(IMAGES, np.zeros(2))) for _ in range(8)}
     assert len(losses) > 1
+
+
+# keras-team/keras#19263: what is rounded is what `quantize` was told, also after loading.
+@pytest.mark.parametrize("adapted", [False, True])
+def test_quantized_by_a_config(adapted, tmp_path):
+    model = randomized("ViT")
+    config = keras.quantizers.Int8QuantizationConfig(activation_quantizer=None)
+    model.quantize(config=config)
+    images = np.random.default_rng(0).normal(size=(2, *model.input_shape[1:]))
+    if adapted:
+        model.get_layer("blocks_0").attention.qkv.enable_lora(2)
+        with pytest.raises(ValueError, match="no LoRA when it is saved"):
+            model.save(tmp_path / "m.keras")
+        return
+    expected = model.predict(images, verbose=0)
+    model.save(tmp_path / "m.keras")
+    found = keras.saving.load_model(tmp_path / "m.keras").predict(images, verbose=0)
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+@pytest.mark.skipif(keras.backend.backend() != "torch", reason="PyTorch's autocast")
+def test_autocast_keeps_the_maps_of_deepvit():
+    import torch
+
+    model = kv.DeepViT_Mini(weights="cifar10")
+    images = np.random.default_rng(0).normal(size=(8, 32, 32, 3)).astype("float32")
+    with torch.no_grad():
+        expected = model(images, training=False)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            found = model(images, training=False)
+    np.testing.assert_allclose(found.float(), expected, atol=2e-2)

@@ -39,6 +39,13 @@ def call(layer, x, training=None, dtype=None, **arguments):
     return layer.call(x, **arguments) if kernel is None else kernel(layer, x, **arguments)
 
 
+def without_autocast(x):
+    """Turn `torch.autocast` off, which computes products of float32 in half precision."""
+    device = x.device.type
+    is_on = device != "meta" and torch.is_autocast_enabled(device)
+    return torch.autocast(device, enabled=False) if is_on else contextlib.nullcontext()
+
+
 def compiled_call(block, x, training, dtype):
     """Call `block` as a graph that `torch.compile` makes once for its kind. All devices."""
     is_other = keras.tree.flatten(x)[0].is_meta or block.compute_dtype != dtype
