@@ -1,6 +1,6 @@
 """Losses that Keras lacks, and a loss per classifier or label, which `Chain.compile` makes."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -73,9 +73,17 @@ class SigmoidCrossentropy(_Crossentropy):
         label_smoothing: $s$, in [0, 1).
         from_logits: Whether predictions are logits rather than probabilities.
         name: Name of the loss.
+        class_weight: Weight of the loss of each class, $(K,)$; None is 1 for all.
     """
 
     own_name = "sigmoid_crossentropy"
+
+    def __init__(self, *args: Any, class_weight: Sequence[float] | None = None, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.class_weight = class_weight and tuple(class_weight)
+
+    def get_config(self):
+        return {**super().get_config(), "class_weight": self.class_weight}
 
     def call(self, y_true, y_pred):
         logits = y_pred if self.from_logits else logits_of(y_pred)
@@ -83,12 +91,15 @@ class SigmoidCrossentropy(_Crossentropy):
             # 1 - 2^-24 is the largest number below 1.
             below_one = ops.minimum(ops.cast(y_pred, "float32"), 1 - 2**-24)
             logits = _log(y_pred) - ops.log1p(-below_one)
-        return keras.losses.binary_crossentropy(
-            _as_targets(y_true, y_pred),
-            logits,
-            from_logits=True,
-            label_smoothing=self.label_smoothing,
-        )
+        targets, smoothing = _as_targets(y_true, y_pred), self.label_smoothing
+        if self.class_weight is None:
+            return keras.losses.binary_crossentropy(
+                targets, logits, from_logits=True, label_smoothing=smoothing
+            )
+        logits = ops.cast(logits, "float32")
+        targets = ops.cast(targets, "float32") * (1 - smoothing) + smoothing / 2
+        losses = ops.binary_crossentropy(targets, logits, from_logits=True)
+        return ops.mean(losses * ops.convert_to_tensor(self.class_weight, "float32"), axis=-1)
 
 
 @keras.saving.register_keras_serializable(package="keras_vitx")

@@ -1,8 +1,8 @@
 """Batches of any source: their labels, their number, and steps that change them."""
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 import keras
 import numpy as np
@@ -12,6 +12,13 @@ from keras_vitx.data.loading import ImageBatches
 
 Change = Callable[[int, tuple], tuple]
 """A function of the index and the batch, (images, labels) or (images, labels, weights)."""
+
+
+@runtime_checkable
+class ByEpoch(Protocol):
+    """Batches that depend on the number of the epoch."""
+
+    def set_epoch(self, epoch: int) -> None: ...
 
 
 def labels_and_size(batches: Any) -> tuple[np.ndarray, int]:
@@ -31,6 +38,9 @@ def labels_and_size(batches: Any) -> tuple[np.ndarray, int]:
     rule = "`source` must have batches (images, labels) or (images, labels, weights)."
     check(is_labeled, rule, type(batch))
     labels = np.asarray(batch[1]["head"] if isinstance(batch[1], dict) else batch[1])
+    rule = "`source` must have batches of images, whose labels are numbers."
+    found = f"labels of shape {labels.shape} ({labels.dtype})"
+    check(labels.ndim and labels.dtype.kind in "biuf", rule, found)
     return labels, len(labels)
 
 
@@ -57,12 +67,26 @@ def steps_of(batches: Any, steps_per_epoch: int | None = None) -> int:
 
 def map_batches(batches: Iterable, change: Change) -> keras.utils.PyDataset:
     """Return batches changed by a function, which is called in the thread that reads them."""
-    known = isinstance(batches, (ImageBatches, OwnBatches))
-    return (batches if known else OwnBatches(batches)).map(change)
+    known = isinstance(batches, (ImageBatches, UserBatches))
+    return (batches if known else UserBatches(batches)).map(change)
 
 
-class OwnBatches(keras.utils.PyDataset):
-    """Your own batches, a `PyDataset` or any iterable, as arrays that some steps change.
+def weigh(weights: np.ndarray, index: int, batch: tuple) -> tuple:
+    """Return a batch whose sample weights are multiplied by those of the images' classes.
+
+    An image of the label y has the weight `weights[y]`; of the soft label y, the sum of y_c w_c.
+    """
+    images, labels, *others = batch
+    hard = np.asarray(labels["head"] if isinstance(labels, dict) else labels)
+    is_soft = hard.ndim == 2 and hard.shape[1] > 1
+    found = hard @ weights if is_soft else weights[hard.reshape(-1).astype("int64")]
+    for other in others:
+        found = found * np.reshape(other, -1)
+    return images, labels, found.astype("float32")
+
+
+class UserBatches(keras.utils.PyDataset):
+    """A user's batches, a `PyDataset` or any iterable, as arrays that some steps change.
 
     Those of an iterable come in turn, whatever the index.
     """
@@ -72,15 +96,29 @@ class OwnBatches(keras.utils.PyDataset):
         self.batches, self.changes, self.iterator = batches, tuple(changes), iter(())
         self.is_indexed = isinstance(batches, keras.utils.PyDataset)
 
-    def map(self, change: Change) -> "OwnBatches":
-        return OwnBatches(self.batches, (*self.changes, change))
+    def map(self, change: Change) -> "UserBatches":
+        return UserBatches(self.batches, (*self.changes, change))
 
     @property
     def num_batches(self) -> int | None:
         return length_of(self.batches)
 
     def __getitem__(self, index: int) -> tuple:
-        batch = self.batches[index] if self.is_indexed else self._next()
+        if not self.is_indexed:
+            return self._change(index, self._next())
+        return self._change(index, self.batches[index])
+
+    def __iter__(self) -> Iterator[tuple]:
+        """Yield the batches of one pass."""
+        batches = self.batches
+        if self.is_indexed:
+            self.on_epoch_begin()
+            batches = map(batches.__getitem__, range(self.num_batches))
+        for index, batch in enumerate(batches):
+            yield self._change(index, batch)
+        self.on_epoch_end()
+
+    def _change(self, index: int, batch: Any) -> tuple:
         batch = keras.tree.map_structure(_as_array, tuple(batch))
         for change in self.changes:
             batch = change(index, batch)
@@ -92,6 +130,10 @@ class OwnBatches(keras.utils.PyDataset):
         self.iterator = iter(self.batches)
         return next(self.iterator)
 
+    def set_epoch(self, epoch: int) -> None:
+        if isinstance(self.batches, ByEpoch):
+            self.batches.set_epoch(epoch)
+
     def on_epoch_begin(self) -> None:
         if self.is_indexed:
             self.batches.on_epoch_begin()
@@ -99,6 +141,29 @@ class OwnBatches(keras.utils.PyDataset):
     def on_epoch_end(self) -> None:
         if self.is_indexed:
             self.batches.on_epoch_end()
+
+
+def reads_in_turn(batches: Iterable) -> bool:
+    """Return whether batches have no index, by which Keras reads the first two of them twice."""
+    batches = batches.batches if isinstance(batches, UserBatches) else batches
+    return not isinstance(batches, keras.utils.PyDataset)
+
+
+def one_pass(batches: Iterable) -> Iterable[tuple]:
+    """Return what Keras's `evaluate` reads: a `PyDataset`, or a generator of one pass."""
+    if not reads_in_turn(batches):
+        return batches
+    return iter(batches if isinstance(batches, UserBatches) else UserBatches(batches))
+
+
+def without_end(batches: Iterable) -> Iterator[tuple]:
+    """Yield the batches of one pass after another, as `steps_per_epoch` need not divide them."""
+    batches = batches if isinstance(batches, UserBatches) else UserBatches(batches)
+    while True:
+        count = 0
+        for count, batch in enumerate(batches, 1):  # noqa: B007
+            yield batch
+        check(count, "`source` must give its batches again in each pass.", "none")
 
 
 def _as_array(value):

@@ -5,13 +5,14 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import keras
 import numpy as np
 
 from keras_vitx.files import atomic_write
 from keras_vitx.keras_internals import compile_arguments
+from keras_vitx.training.batches import ByEpoch
 from keras_vitx.training.devices import is_chief, single_process
 from keras_vitx.training.optimizer import optimizer_of
 from keras_vitx.training.recipe import Recipe
@@ -93,13 +94,6 @@ class StopAtNonFinite(keras.callbacks.Callback):
                 "that no class has? Else try a lower `learning_rate`, `clip_norm=1.0`, or "
                 "`precision='float32'`."
             )
-
-
-@runtime_checkable
-class ByEpoch(Protocol):
-    """Batches that depend on the number of the epoch."""
-
-    def set_epoch(self, epoch: int) -> None: ...
 
 
 class SetEpoch(keras.callbacks.Callback):

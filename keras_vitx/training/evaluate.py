@@ -18,7 +18,13 @@ from keras_vitx.data.sources.names import numbers_of
 from keras_vitx.outputs import class_names_of, outputs_of
 from keras_vitx.pixels import unpacked
 from keras_vitx.text import shortened
-from keras_vitx.training.batches import labels_and_size, map_batches
+from keras_vitx.training.batches import (
+    labels_and_size,
+    length_of,
+    map_batches,
+    one_pass,
+    reads_in_turn,
+)
 from keras_vitx.training.devices import in_use
 from keras_vitx.training.devices.replicas import Replicate, copy_to_gpu, shard_of
 from keras_vitx.training.source import SplitName, are_numbers, evaluation_split
@@ -111,9 +117,15 @@ class Evaluator(keras.Model):
         # Under TensorFlow, the first `evaluate` does not reset the metrics of training.
         self.reset()
         dataset = copy_to_gpu(shard_of(dataset, pad=True))
+        # Keras warns of a generator's end if it doesn't know it.
+        steps = length_of(dataset) if reads_in_turn(dataset) else None
         try:
             results = self.evaluate(
-                dataset, verbose=verbose, callbacks=[Replicate()], return_dict=True
+                one_pass(dataset),
+                steps=steps,
+                verbose=verbose,
+                callbacks=[Replicate()],
+                return_dict=True,
             )
         finally:
             restore_variables(self)
@@ -196,9 +208,8 @@ def evaluate(
     rule = "`predictions` must be False for regression."
     check(not predictions or task.kind != "regression", rule, predictions)
     if perturb is not None:
-        is_known = isinstance(batches, keras.utils.PyDataset) and in_use().replicas == 1
-        rule = "`source` must be a source or a `PyDataset`, on one device, with `perturb`."
-        check(is_known, rule, type(batches))
+        replicas = in_use().replicas
+        check(replicas == 1, "`perturb` must be None on several devices.", replicas)
         batches = map_batches(batches, functools.partial(_perturb, perturb, order))
     normalize = restrict and outputs.kind == "softmax"
     evaluator = Evaluator(model, task.loss(), task.metrics(), order, normalize, flips)
@@ -218,7 +229,7 @@ def _predictions_of(
     if isinstance(batches, keras.utils.PyDataset):
         batches = map(batches.__getitem__, range(batches.num_batches))
     found = []
-    for images, labels, *weights in batches:
+    for images, labels, *weights in one_pass(batches):
         outputs = ops.convert_to_tensor(model.predict_on_batch(images))
         values = ops.convert_to_numpy(task.outputs.probabilities(outputs))
         if values.shape[1] == 1:

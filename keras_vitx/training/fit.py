@@ -8,6 +8,7 @@ import keras
 
 from keras_vitx.outputs import is_chain
 from keras_vitx.training import recipes
+from keras_vitx.training.batches import reads_in_turn, without_end
 from keras_vitx.training.callbacks import (
     AverageWeights,
     BestEpoch,
@@ -60,7 +61,9 @@ def fit(
             your own preprocessed batches, as for Keras's `fit`.
         recipe: Name of a recipe, the directory of a run, or a `Recipe`.
         teacher: A classifier whose predictions are additional labels (`Distillation`).
-        class_weight: Weight in the training loss by label or class name; others weigh 1.
+        class_weight: Weight in the training loss by label or class name; others weigh 1. With several
+            labels per image, that of each label's loss; for soft labels y, an image weighs the sum
+            of y_c w_c.
         callbacks: Called after those of `fit`, so their logs include the `val_` entries.
         output: Directory for `best.keras` or `last.keras`, `history.csv`, `run.json` and
             `restart.safetensors`; None to write nothing.
@@ -98,12 +101,15 @@ def fit(
     recipe, train = data.recipe, shard_of(data.train)
     loss, of_task = None, {}
     if data.task is not None:
-        loss, of_task = data.task.compiled(recipe.label_smoothing)
+        loss, of_task = data.task.compiled(recipe.label_smoothing, data.class_weight)
     match_head(classifier, data.class_names)
     distillation = with_teacher(classifier, teacher, recipe, data.class_names)
     if distillation is not None:
         train = distillation.batches(train, model)
     train = copy_to_gpu(train)
+    # Keras begins a `PyDataset` again in each epoch, and loses the updates after its end.
+    is_epoch = isinstance(train, keras.utils.PyDataset) and data.steps_per_epoch is None
+    stream = train if is_epoch and not reads_in_turn(train) else without_end(train)
     evaluator = compile_model(classifier, recipe, data.steps, loss, of_task, distillation)
     check_rates(model, callbacks)
 
@@ -122,11 +128,10 @@ def fit(
             print(f"Epochs from {initial_epoch + 1} on go to {output}.", flush=True)
     with best:
         history = model.fit(
-            train,
+            stream,
             epochs=recipe.all_epochs,
             initial_epoch=initial_epoch,
-            steps_per_epoch=data.steps_per_epoch,
-            class_weight=data.class_weight,
+            steps_per_epoch=None if stream is train else data.steps,
             callbacks=[*first, *callbacks, *last],
             shuffle=False,
             verbose=verbosity(verbose),

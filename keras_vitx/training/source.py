@@ -1,5 +1,6 @@
 """The data of a training or an evaluation, opened once: sources, or own batches."""
 
+import functools
 import logging
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -14,7 +15,7 @@ from keras_vitx.checks import check
 from keras_vitx.data.loading import ImageBatches, Loader
 from keras_vitx.preprocessing import ModelInput
 from keras_vitx.text import shortened
-from keras_vitx.training.batches import labels_and_size, steps_of
+from keras_vitx.training.batches import labels_and_size, map_batches, steps_of, weigh
 from keras_vitx.training.classifier import Classifier
 from keras_vitx.training.devices import check_batch, in_use
 from keras_vitx.training.recipe import Recipe
@@ -36,7 +37,8 @@ class TrainingData(NamedTuple):
         steps_per_epoch: That of `model.fit`; None for batches that end after `steps` themselves.
         task: The task, from the outputs of the model and the labels; None without `outputs`.
         class_names: Label i means `class_names[i]`; None if there are no class names.
-        class_weight: Weight in the loss by label, or None.
+        class_weight: Weight of each label in the loss of several labels per image, or None; those
+            of classes are sample weights of the batches.
         held_out: Names of the images held out for validation.
     """
 
@@ -48,7 +50,7 @@ class TrainingData(NamedTuple):
     steps_per_epoch: int | None
     task: Task | None
     class_names: tuple[str, ...] | None
-    class_weight: dict[int, float] | None
+    class_weight: tuple[float, ...] | None
     held_out: list[str]
 
 
@@ -100,8 +102,6 @@ def open_data(
     train, steps_per_epoch = batches.train, recipe.steps_per_epoch
     if isinstance(train, ImageBatches):
         train, steps_per_epoch = train.replace(steps=steps_per_epoch), None
-    classes = max(model.output_shape[-1], 2)
-    class_weight = class_weight_by_label(class_weight, batches.class_names, classes)
     steps = steps_of(train, steps_per_epoch)
     labels, size = labels_and_size(train)
     check_batch(size, in_use())
@@ -119,18 +119,28 @@ def open_data(
             if isinstance(each, ImageBatches):  # All labels must fit.
                 task_of(classifier.outputs, each.split.labels)
         task = task_of(classifier.outputs, labels)
+    weights = None
+    if class_weight is not None:
+        classes = max(model.output_shape[-1], 2)
+        weights = weights_by_label(class_weight, batches.class_names, classes)
+        kind = task and task.kind
+        check(kind != "regression", "`class_weight` must be None for regression.", class_weight)
+        if kind == "multi-label":
+            rule = "`class_weight` must be None for several labels per image and a compiled loss."
+            check("loss" not in classifier.compiled, rule, class_weight)
+        else:
+            train = map_batches(train, functools.partial(weigh, np.array(weights, "float32")))
+            weights = None
     return TrainingData(
         recipe, train, validation, test, steps, steps_per_epoch, task, batches.class_names,
-        class_weight, held_out,
+        weights, held_out,
     )  # fmt: skip
 
 
-def class_weight_by_label(
-    weights: Mapping[Any, float] | None, class_names: Sequence[str] | None, classes: int
-) -> dict[int, float] | None:
-    """Return class weights by label, from weights by label or name."""
-    if weights is None:
-        return None
+def weights_by_label(
+    weights: Mapping[Any, float], class_names: Sequence[str] | None, classes: int
+) -> tuple[float, ...]:
+    """Return the weight of each label, from weights by label or name; others weigh 1."""
     label_of = {name: label for label, name in enumerate(class_names or ())}
     by_label = {label_of.get(key, key): float(weight) for key, weight in weights.items()}
     if unknown := by_label.keys() - set(range(classes)):
@@ -138,7 +148,7 @@ def class_weight_by_label(
             f"`class_weight` must have labels in 0..{classes - 1} or names of classes as keys. "
             f"Received: {unknown.pop()!r}."
         )
-    return by_label
+    return tuple(by_label.get(label, 1.0) for label in range(classes))
 
 
 def own_batches(source: Any) -> data.Pipelines | None:

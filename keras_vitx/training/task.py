@@ -1,5 +1,6 @@
 """What a classifier is trained for, as its outputs and the labels determine: loss and metrics."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -29,12 +30,14 @@ class Task:
     kind: TaskKind
     outputs: Outputs
 
-    def loss(self, label_smoothing: float = 0.0) -> keras.losses.Loss:
-        """Return the loss; the one reported in evaluation has no label smoothing."""
+    def loss(
+        self, label_smoothing: float = 0.0, class_weight: Sequence[float] | None = None
+    ) -> keras.losses.Loss:
+        """Return the loss; the one of evaluation has no label smoothing and no class weights."""
         if self.kind == "regression":
             return keras.losses.MeanSquaredError(name="squared_error")
         if self.outputs.kind == "sigmoid":
-            return SigmoidCrossentropy(label_smoothing)
+            return SigmoidCrossentropy(label_smoothing, class_weight=class_weight)
         return SmoothedCrossentropy(label_smoothing, from_logits=self.outputs.from_logits)
 
     def metrics(self) -> list[keras.metrics.Metric]:
@@ -52,9 +55,12 @@ class Task:
         has_top_5 = top_k is not None and self.outputs.classes > 5
         return [accuracy(name), *([top_k(5, "top_5_accuracy")] if has_top_5 else [])]
 
-    def compiled(self, label_smoothing: float) -> tuple[keras.losses.Loss, dict[str, Any]]:
+    def compiled(
+        self, label_smoothing: float, class_weight: Sequence[float] | None = None
+    ) -> tuple[keras.losses.Loss, dict[str, Any]]:
         """Return the loss of evaluation, and the loss and metrics for `model.compile`."""
-        return self.loss(), {"loss": self.loss(label_smoothing), "metrics": self.metrics()}
+        loss = self.loss(label_smoothing, class_weight)
+        return self.loss(), {"loss": loss, "metrics": self.metrics()}
 
 
 def task_of(outputs: Outputs, labels: Any) -> Task:

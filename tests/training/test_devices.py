@@ -113,7 +113,7 @@ def test_a_train_step_of_the_users_gets_images():
     model = Own(model.layers, (4, 4, 1), preprocessing=model.preprocessing)
     source = np.zeros((8, 4, 4, 1), "uint8"), np.arange(8) % 2
     model.compile("sgd", "sparse_categorical_crossentropy")
-    model.fit(kv.data.pipelines(source, model, 4, validation_split=0).train, verbose=0)
+    kv.fit(model, source, batch_size=4, validation_split=0, epochs=1, warmup_epochs=0)
     assert seen and all(images.shape[1:] == (4, 4, 1) for images in seen)
 
 

@@ -27,6 +27,7 @@ from training.fitting import (
 
 import keras_vitx as kv
 from keras_vitx.training import Recipe, recipes
+from keras_vitx.training.batches import weigh
 
 
 @pytest.fixture(scope="module")
@@ -157,6 +158,14 @@ def test_labels_of_all_forms(outputs, activation, labels, metric):
     assert np.isfinite(history["loss"]).all()
 
 
+class InTurn:
+    """Batches of unknown number, without an index."""
+
+    def __iter__(self):
+        images = ready(TRAIN[0])
+        return ((images[i : i + 16], TRAIN[1][i : i + 16]) for i in (0, 16, 32))
+
+
 def own_batches():
     yield pytest.param(Batched(*TRAIN), id="PyDataset")
     if BACKEND == "tensorflow":
@@ -195,6 +204,40 @@ def test_endless_batches():
     model = small()
     assert len(kv.fit(model, endless, steps_per_epoch=5, **SHORT).history["loss"]) == 2
     assert int(array(model.optimizer.iterations)) == 10
+
+
+def test_batches_in_turn():
+    for steps in (2, 3, 5):  # The 3 batches begin again where they end.
+        model = small()
+        history = kv.fit(model, (InTurn(), InTurn()), steps_per_epoch=steps, **SHORT).history
+        assert int(array(model.optimizer.iterations)) == 2 * steps
+        assert history["val_loss"][-1] == pytest.approx(
+            kv.evaluate(model, InTurn(), predictions=True)["loss"]
+        )
+    # Keras ends an epoch where a `PyDataset` ends.
+    model = small()
+    kv.fit(model, Batched(*TRAIN), steps_per_epoch=2, **SHORT)
+    assert int(array(model.optimizer.iterations)) == 4
+
+
+@pytest.mark.backend_free
+def test_class_weights_of_soft_labels():
+    soft = np.array([[0.5, 0.5], [1, 0], [0, 1], [0.2, 0.8]], "float32")
+    _, _, weights = weigh(np.array([1, 11], "float32"), 0, (None, soft, np.array([1, 1, 0, 1])))
+    np.testing.assert_allclose(weights, [6, 1, 0, 9])
+    _, _, weights = weigh(np.array([1, 11], "float32"), 0, (None, np.array([[1], [0]])))
+    np.testing.assert_allclose(weights, [11, 1])
+
+
+@pytest.mark.backend_free
+def test_class_weights_of_several_labels():
+    labels = np.array([[1, 1, 0], [0, 1, 1], [0, 0, 0], [1, 0, 1]] * 12, "float32")
+    model = small(3, "sigmoid")
+    p = model.predict(ready(TRAIN[0]), verbose=0)
+    losses = -(labels * np.log(p) + (1 - labels) * np.log(1 - p))
+    settings = {**SHORT, "epochs": 1, "label_smoothing": 0.0, "learning_rate": 1e-6}
+    history = kv.fit(model, Batched(TRAIN[0], labels), class_weight={1: 10}, **settings).history
+    assert history["loss"][0] == pytest.approx((losses * [1, 10, 1]).mean(), rel=1e-3)
 
 
 @pytest.mark.backend_free

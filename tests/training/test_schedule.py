@@ -34,6 +34,14 @@ def test_each_epoch_begins_with_timms_rate(timm):
     np.testing.assert_allclose(found, expected, rtol=1e-4)
 
 
+@pytest.mark.backend_free
+def test_no_rate_is_above_a_small_batchs_peak():
+    changes = {"learning_rate": 1e-4, "final_learning_rate": 1e-5, "warmup_learning_rate": 1e-5}
+    recipe = Recipe("mine", batch_size=8, base_batch_size=512, warmup_epochs=1, epochs=3, **changes)
+    assert recipe.peak == pytest.approx(1e-4 / 64)
+    np.testing.assert_allclose(rates(recipe, 2, range(8)), recipe.peak, rtol=1e-5)
+
+
 def formula(recipe, steps_per_epoch, step):
     """A linear warm-up; then a cosine that began at step 0, or the peak; then the last rate."""
     s, peak = step - step % recipe.accumulate_steps, recipe.peak
