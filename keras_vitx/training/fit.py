@@ -61,9 +61,9 @@ def fit(
             your own preprocessed batches, as for Keras's `fit`.
         recipe: Name of a recipe, the directory of a run, or a `Recipe`.
         teacher: A classifier whose predictions are additional labels (`Distillation`).
-        class_weight: Weight in the training loss by label or class name; others weigh 1. With several
-            labels per image, that of each label's loss; for soft labels y, an image weighs the sum
-            of y_c w_c.
+        class_weight: Weight in the training loss by label or class name; others weigh 1. With
+            several labels per image, that of each label's loss; for soft labels y, an image weighs
+            the sum of y_c w_c.
         callbacks: Called after those of `fit`, so their logs include the `val_` entries.
         output: Directory for `best.keras` or `last.keras`, `history.csv`, `run.json` and
             `restart.safetensors`; None to write nothing.
