@@ -96,7 +96,8 @@ class Layer(AfterBuild, keras.layers.Layer):
 
     def after_build(self) -> None:
         # Keras freezes what a layer has when it is frozen, not what it builds later: in a model,
-        # even its own MultiHeadAttention(trainable=False) is trained.
+        # even its own MultiHeadAttention(trainable=False) is trained. Nor does a config tell that
+        # inner layers are quantized (keras-team/keras#21378).
         freeze_layers(self, self.trainable, self.frozen)
         for path, (layer, _) in _inner_layers(self).items():
             if path in self.quantized and layer.quantization_mode is None:

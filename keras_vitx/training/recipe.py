@@ -218,12 +218,13 @@ class Recipe:
 
     def __str__(self) -> str:
         """Return a table with one row per group, in the syntax of the command line."""
-        rows = [f"{self.name} (result={self.result})"]
+        rows = [f"--recipe {self.name} --result {self.result}"]
         for name, group in self._groups().items():
-            words = ["off"] if group is None else map(_as_word, group, group.values())
+            settings = {name: None} if group is None else group
+            words = map(_as_option, settings, settings.values())
             lines = textwrap.wrap(" ".join(words), 80, break_on_hyphens=False)
             rows += [f"  {key:<14}{line}" for key, line in zip_longest([name], lines, fillvalue="")]
-        return "\n".join(rows)
+        return "\n".join(rows).replace("\N{NO-BREAK SPACE}", " ")
 
     def to_dict(self) -> dict[str, Any]:
         """Return the settings as JSON values, from which `from_dict` makes an equal recipe."""
@@ -302,6 +303,8 @@ def _check_known(names: Collection[str], known: Collection[str]) -> None:
             )
 
 
-def _as_word(name: str, value: Any) -> str:
-    value = ",".join(f"{v:.6g}" for v in value) if isinstance(value, tuple) else value
-    return f"{name}={value}"
+def _as_option(name: str, value: Any) -> str:
+    """Return a setting as the command takes it; its words stay on one line."""
+    values = value if isinstance(value, tuple) else (value,)
+    words = ["none" if each is None else str(each) for each in values]
+    return "\N{NO-BREAK SPACE}".join([f"--{name.replace('_', '-')}", *words])
