@@ -8,7 +8,7 @@ import textwrap
 import typing
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from itertools import zip_longest
+from itertools import starmap, zip_longest
 from typing import Annotated, Any, Literal
 
 from keras_vitx.checks import (
@@ -220,8 +220,7 @@ class Recipe:
         """Return a table with one row per group, in the syntax of the command line."""
         rows = [f"--recipe {self.name} --result {self.result}"]
         for name, group in self._groups().items():
-            settings = {name: None} if group is None else group
-            words = map(_as_option, settings, settings.values())
+            words = starmap(_as_option, (group or {name: None}).items())
             lines = textwrap.wrap(" ".join(words), 80, break_on_hyphens=False)
             rows += [f"  {key:<14}{line}" for key, line in zip_longest([name], lines, fillvalue="")]
         return "\n".join(rows).replace("\N{NO-BREAK SPACE}", " ")
