@@ -67,3 +67,10 @@ def test_a_label_out_of_range_of_a_later_batch(activation):
 
     with pytest.raises((FloatingPointError, RuntimeError)):
         kv.fit(model, Batches(), epochs=1, warmup_epochs=0)
+
+
+# renpy/renpy#2327: a Mac writes "é" as two characters
+def test_a_name_in_two_forms_is_one_class():
+    table = kv.data.from_files(["a.jpg", "b.jpg", "c.jpg"], ["caf\u00e9", "cafe\u0301", "tea"])
+    assert table.class_names == ("caf\u00e9", "tea")
+    assert table.train.labels.tolist() == [0, 0, 1]

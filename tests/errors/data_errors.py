@@ -174,6 +174,7 @@ ERRORS = {
         "classes of two": lambda: load_dataset((X, np.arange(40)), validation_split=0.5),
         "`validation_split` must name ": lambda: load_dataset((X, Y), validation_split=["?"]),
         "(2,) for 1 images": lambda: from_files(["a.jpg"], ["a", "b"]),
+        "`labels` must be a name in every row": lambda: from_files(["a.jpg", "b.jpg"], ["a", None]),
         # Names of outputs.
         "ImageNet with 1000 classes. Received: 10": lambda: decoded((1, 10)),
         "with 1 classes. Received: 3": lambda: decoded((1, 3), SimpleNamespace(class_names=["a"])),

@@ -4,7 +4,6 @@ import functools
 import itertools
 import logging
 import os
-import unicodedata
 from collections import Counter
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from PIL import Image
 
 from keras_vitx.data.decoding import FORMATS
 from keras_vitx.data.sources.dataset import Dataset, ImageFiles, dataset_of
-from keras_vitx.data.sources.names import in_order, split_of
+from keras_vitx.data.sources.names import in_order, name_of, split_of
 
 UNREAD = (
     *(".ico", ".psd", ".svg", ".eps", ".exr", ".hdr", ".dcm", ".mpo", ".pcx", ".icns", ".heic"),
@@ -39,8 +38,7 @@ def load_directory(directory: Path, strict: bool = False) -> Dataset:
         for child in sub_directories(path):
             known = len(skipped)
             if (images := image_files(child, skipped)) or len(skipped) > known:
-                # The same name on a Mac, which writes it in another form.
-                classes[unicodedata.normalize("NFC", child.name)] = images
+                classes.setdefault(name_of(child.name), []).extend(images)
             else:
                 log.warning("%s has no images, and is no class.", child)
     if parts and (others := [p for p in sub_directories(directory) if p not in parts.values()]):

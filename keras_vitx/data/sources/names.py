@@ -1,6 +1,8 @@
 """Names of splits and classes."""
 
+import unicodedata
 from collections.abc import Iterable
+from typing import Any
 
 SPLITS = {
     "train": ("train",),
@@ -13,6 +15,18 @@ SPLITS = {
 def split_of(name: str) -> str | None:
     """Return the split of a name in `SPLITS`, in any case; None if it is no split's."""
     return next((split for split, names in SPLITS.items() if name.lower() in names), None)
+
+
+def name_of(label: Any) -> str:
+    """Return the name of a class as text in one form: a Mac writes "é" as two characters.
+
+    Raises:
+        ValueError: if it is missing (None, NaN, `<NA>` or empty).
+    """
+    name = unicodedata.normalize("NFC", label.decode() if isinstance(label, bytes) else str(label))
+    if label is None or name.strip() in ("", "nan", "<NA>"):
+        raise ValueError(f"`labels` must be a name in every row. Received: {label!r}.")
+    return name
 
 
 def numbers_of(names: Iterable[str]) -> list[int] | None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from keras_vitx.data.sources.dataset import Dataset, ImageFiles, dataset_of
-from keras_vitx.data.sources.names import in_order, split_of
+from keras_vitx.data.sources.names import in_order, name_of, split_of
 
 COLUMNS = ["file", "label"], ["file", "label", "split"]
 
@@ -38,8 +38,9 @@ def from_files(
     """
     images, labels = ImageFiles(map(Path, paths)), np.asarray(labels)
     if labels.dtype.kind in "OSU":
-        class_names = in_order(map(str, labels)) if class_names is None else list(class_names)
-        labels = np.array([class_names.index(str(label)) for label in labels])
+        names = [name_of(label) for label in labels]
+        class_names = in_order(names) if class_names is None else [*map(name_of, class_names)]
+        labels = np.array([class_names.index(name) for name in names])
     return dataset_of("files", {"train": (images, labels)}, class_names)
 
 
@@ -57,12 +58,12 @@ def load_csv(path: Path) -> Dataset:
             f"every row, in {path}. Received: {','.join(columns)} and {len(rows)} rows. Read other "
             "tables by `keras_vitx.data.from_files(paths, labels)`."
         )
-    names = in_order(row[1] for row in rows)
+    names = in_order(name_of(row[1]) for row in rows)
     parts: dict[str | None, tuple[list, list]] = {}
     for file, label, *split in rows:
         files, labels = parts.setdefault(split_of(*split) if split else "train", ([], []))
         files.append(path.parent / file)
-        labels.append(names.index(label))
+        labels.append(names.index(name_of(label)))
     if None in parts:
         raise ValueError(f"`source` must have train, val or test as `split`. Received: {path}.")
     splits = {split: (ImageFiles(files, path.parent), y) for split, (files, y) in parts.items()}
