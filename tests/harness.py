@@ -144,6 +144,22 @@ GOLDEN_CASES: dict[str, Callable[..., keras.Model]] = {
         layer_scale=1e-5,
         mean_pooling=True,
     ),
+    "aimv2": golden(
+        "aimv2",
+        kv.ViT,
+        num_heads=3,
+        mlp_ratio=3.0,
+        class_token=False,
+        gated_mlp=True,
+        qkv_bias=False,
+        proj_bias=False,
+        norm="rms",
+        patch_norm=True,
+        epsilon=1e-5,
+    ),
+    "beit3": golden(
+        "beit3", kv.ViT, num_heads=3, heads_norm=True, mlp_norm=True, mean_pooling=True
+    ),
     "pe_core": golden(
         "pe_core",
         kv.RotaryViT,

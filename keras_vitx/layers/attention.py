@@ -55,6 +55,9 @@ class Attention(Layer):
         gate: Whether the values are multiplied by $\sigma(x W_g + b_g)$ before the projection, one
             number per token and `"head"`, or per `"element"` (Qiu et al., 2025, arXiv 2505.06708).
             $b_g$ starts at 4: gates start open.
+        on_heads: Layers over the aggregated heads, side by side, `(batch, queries, heads * size)`;
+            also with fused attention (the norms of EVA-02-CLIP and BEiT-3).
+        proj_bias: Whether the output projection has a bias.
     """
 
     def __init__(
@@ -72,6 +75,8 @@ class Attention(Layer):
         initialization: str = "normal",
         normalizer: str = "softmax",
         gate: str | None = None,
+        on_heads: Sequence[keras.layers.Layer] = (),
+        proj_bias: bool = True,
         **kwargs,
     ):
         super().__init__(**kwargs)
@@ -91,6 +96,8 @@ class Attention(Layer):
         self.initialization = initialization
         self.normalizer = normalizer
         self.gate = gate
+        self.on_heads = list(on_heads)
+        self.proj_bias = proj_bias
         dtype = self.dtype_policy
         self.attn_drop = keras.layers.Dropout(dropout, dtype=dtype, name="attn_drop")
         self.proj_drop = keras.layers.Dropout(proj_dropout, dtype=dtype, name="proj_drop")
@@ -174,7 +181,11 @@ class Attention(Layer):
         return ops.attention(query, key, value, mask, training)
 
     def gated(self, y, x, training=False):
-        """Return `y`, `(batch, queries, heads, size)`, times the gates of the tokens `x`."""
+        """Run `on_heads` on `y`, `(batch, queries, heads, size)`; multiply by the gates of `x`."""
+        if self.on_heads:
+            batch, tokens, heads, size = ops.shape(y)
+            y = ops.reshape(y, (batch, tokens, heads * size))
+            y = self.split_heads(self.run_all(self.on_heads, y, training))
         if self.gate_proj is None:
             return y
         gates = ops.sigmoid(self.run(self.gate_proj, x[:, : y.shape[1]], training))
@@ -199,7 +210,8 @@ class Attention(Layer):
         self.value_width = heads * self.size
         for layer in self.on_queries_keys:
             layer.build([(None, count, self.num_heads, self.size) for count in (queries, keys)])
-        self.proj = self.dense(dim, "proj", (None, queries, self.value_width))
+        build_all(self.on_heads, (None, queries, self.value_width))
+        self.proj = self.dense(dim, "proj", (None, queries, self.value_width), self.proj_bias)
         self.build_projections(input_shape)
         units = {"head": heads, "element": self.value_width}.get(self.gate)
         start = {"bias_initializer": keras.initializers.Constant(4.0)}

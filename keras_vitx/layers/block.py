@@ -8,6 +8,8 @@ from keras_vitx.checks import PositiveFloat, check_argument
 from keras_vitx.layers.base import Layer, register
 from keras_vitx.layers.regularization import DropPath, LayerScale
 
+NORMS = {"layer": keras.layers.LayerNormalization, "rms": keras.layers.RMSNormalization}
+
 
 @register
 class Block(Layer):
@@ -15,7 +17,7 @@ class Block(Layer):
 
     $$x \leftarrow x + d_1(\gamma_1 \odot \mathrm{attention}(\eta_1(s x))) / s, \qquad
     x \leftarrow x + d_2(\gamma_2 \odot \mathrm{mlp}(\eta_2(s x))) / s$$
-    with $\eta$ LayerNorm, $\gamma$ LayerScale and $d$ stochastic depth.
+    with $\eta$ a norm, $\gamma$ LayerScale and $d$ stochastic depth.
 
     Input and output: `(batch, tokens, dim)`; an `attention_mask`, broadcastable to
     `(batch, tokens, tokens)`, is that of the attention.
@@ -35,6 +37,7 @@ class Block(Layer):
         residual_dtype: Precision in which the tokens are summed and normalized: None, that of the
             layer, or `"float32"`, also under a policy of half precision. There, a sum
             $x + \gamma b$ rounds to $x$ while $\gamma$ is near its start.
+        norm: $\eta$: `"layer"`, LayerNorm, or `"rms"`, RMSNorm (AIMv2).
     """
 
     def __init__(
@@ -47,12 +50,14 @@ class Block(Layer):
         drop_path: float = 0.0,
         epsilon: float = 1e-6,
         residual_dtype: str | None = None,
+        norm: str = "layer",
         **kwargs,
     ):
         super().__init__(**kwargs)
         check_argument("attention", attention, keras.layers.Layer)
         check_argument("mlp", mlp, keras.layers.Layer)
         check_argument("residual_dtype", residual_dtype, Literal["float32"] | None)
+        check_argument("norm", norm, Literal[*NORMS])
         check_argument("residual_scale", residual_scale, PositiveFloat)
         self.attention = attention
         self.mlp = mlp
@@ -61,14 +66,15 @@ class Block(Layer):
         self.residual_scale = residual_scale
         self.epsilon = epsilon
         self.residual_dtype = residual_dtype
+        self.norm = norm
         # The checkpoints' names, whatever the layers were named.
         attention.name = "attn"
         mlp.name = "mlp"
         dtype, residual = self.dtype_policy, residual_dtype or self.dtype_policy
         # Normalizing s x with epsilon e is the same as normalizing x with e / s².
-        norm = {"epsilon": epsilon / residual_scale**2, "dtype": residual}
-        self.norm1 = keras.layers.LayerNormalization(**norm, name="norm1")
-        self.norm2 = keras.layers.LayerNormalization(**norm, name="norm2")
+        form = {"epsilon": epsilon / residual_scale**2, "dtype": residual}
+        self.norm1 = NORMS[norm](**form, name="norm1")
+        self.norm2 = NORMS[norm](**form, name="norm2")
         scale = {"scalar": scalar_scale, "divisor": residual_scale, "dtype": dtype}
         self.ls1 = LayerScale(layer_scale, **scale, name="ls1")
         self.ls2 = LayerScale(layer_scale, **scale, name="ls2")

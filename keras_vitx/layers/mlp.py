@@ -40,6 +40,7 @@ class MLP(Layer):
         initialization: Initial weights, as in `keras_vitx.layers.initializers`.
         gated: Whether $\phi(x W_1 + b_1)$ is multiplied by another $x W_v + b_v$ (SwiGLU, Shazeer,
             2020, arXiv 2002.05202); `fc1` holds both.
+        use_bias: Whether there are $b_1$, $b_2$ and $b_v$.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class MLP(Layer):
         hidden: int | None = None,
         initialization: str = "normal",
         gated: bool = False,
+        use_bias: bool = True,
         **kwargs,
     ):
         super().__init__(**kwargs)
@@ -65,6 +67,7 @@ class MLP(Layer):
         self.hidden = hidden
         self.initialization = initialization
         self.gated = gated
+        self.use_bias = use_bias
         self.act = GELUS.get(activation) or keras.activations.get(activation)
         self.drop = keras.layers.Dropout(dropout, dtype=self.dtype_policy, name="drop")
 
@@ -73,8 +76,10 @@ class MLP(Layer):
         hidden = int(dim * self.mlp_ratio) if self.hidden is None else self.hidden
         inner = (*input_shape[:-1], hidden)
         act = None if self.gated else self.act
-        self.fc1 = self.dense((1 + self.gated) * hidden, "fc1", input_shape, activation=act)
-        self.fc2 = self.dense(dim, "fc2", inner)
+        self.fc1 = self.dense(
+            (1 + self.gated) * hidden, "fc1", input_shape, self.use_bias, activation=act
+        )
+        self.fc2 = self.dense(dim, "fc2", inner, self.use_bias)
         build_all(self.on_input, input_shape)
         build_all(self.on_hidden, inner)
         build_all(self.on_output, input_shape)

@@ -4,6 +4,7 @@ import keras
 
 from keras_vitx.checks import check, check_counts
 from keras_vitx.layers import AttentionPooling, ClassToken, PatchEmbedding
+from keras_vitx.layers.block import NORMS
 from keras_vitx.models.arguments import Layers, ModelArguments
 
 
@@ -13,9 +14,9 @@ def class_tokens(distillation_token: bool = False) -> list[keras.layers.Layer]:
     return [*distillation, ClassToken(name="cls_token")]
 
 
-def last_norm(epsilon: float = 1e-6, name: str = "norm") -> keras.layers.Layer:
+def last_norm(epsilon: float = 1e-6, name: str = "norm", kind: str = "layer") -> keras.layers.Layer:
     """Return a norm of tokens, by default the one after the last block."""
-    return keras.layers.LayerNormalization(epsilon=epsilon, name=name)
+    return NORMS[kind](epsilon=epsilon, name=name)
 
 
 def embedding(
@@ -32,16 +33,17 @@ def ending(
     norm: bool,
     mean_pooling: bool,
     pool: AttentionPooling | None,
+    kind: str = "layer",
     **head: int,
 ) -> Layers:
     """Return the layers after the blocks: a norm, before or after the pooling, and the head."""
     return [
-        *([last_norm(epsilon)] if norm and not mean_pooling else []),
+        *([last_norm(epsilon, kind=kind)] if norm and not mean_pooling else []),
         *args.head(
             **head,
             attention_pooling=pool,
             default_pooling="avg" if mean_pooling and pool is None else None,
-            after_pooling=[last_norm(epsilon, "fc_norm")] if mean_pooling else [],
+            after_pooling=[last_norm(epsilon, "fc_norm", kind)] if mean_pooling else [],
         ),
     ]
 

@@ -8,10 +8,9 @@ import keras
 
 from keras_vitx.layers import ClassBlock
 from keras_vitx.layers.base import Layer, register, serialize
+from keras_vitx.layers.block import NORMS
 from keras_vitx.models.chain import ImageModel, grid_after
 from keras_vitx.models.cut import as_chain
-
-TOKEN_NORMS = keras.layers.LayerNormalization, keras.layers.RMSNormalization
 
 
 def features(
@@ -64,7 +63,7 @@ def features(
     ]
     last = max(chain.layers.index(chain.get_layer(each)) for each in names)
     after = chain.layers[chain.layers.index(chain.blocks[-1]) + 1 :]
-    norms = [one for one in after[:1] if isinstance(one, TOKEN_NORMS)]
+    norms = [one for one in after[:1] if isinstance(one, tuple(NORMS.values()))]
     backbone = Features(
         chain.layers[: last + 1],
         names[0] if is_one else names,

@@ -55,6 +55,7 @@ def RotaryViT(
     pre_norm: bool = False,
     patch_bias: bool = True,
     last_norm: bool = True,
+    heads_norm: bool = False,
 ) -> Layers:
     """A ViT whose queries and keys are rotated by the positions of their patches.
 
@@ -79,6 +80,7 @@ def RotaryViT(
         attention_pooling: Number of heads of an `AttentionPooling`, as in `ViT`, with an MLP of
             ratio 4 (Perception Encoder); 0 is none.
         pre_norm, patch_bias, last_norm: As in `ViT`.
+        heads_norm: As in `ViT` (EVA-02-CLIP).
     """
     grid = args.grid(patch_size)
     check_heads(dim, num_heads)
@@ -87,7 +89,8 @@ def RotaryViT(
 
     def own_attention(index: int):
         rope = RotaryEmbedding(**(rotary or {}), name="rope")
-        return Attention(num_heads, on_queries_keys=[rope], qkv_bias=qkv_bias)
+        heads = [layer_norm(epsilon)] if heads_norm else []
+        return Attention(num_heads, on_queries_keys=[rope], qkv_bias=qkv_bias, on_heads=heads)
 
     def own_mlp(index: int):
         norm = [layer_norm(epsilon)] if mlp_norm else []

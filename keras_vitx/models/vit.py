@@ -21,11 +21,17 @@ from keras_vitx.layers import (
 from keras_vitx.models.arguments import Layers, ModelArguments
 from keras_vitx.models.build import family
 from keras_vitx.models.common import check_heads, class_tokens, embedding, ending
+from keras_vitx.models.common import last_norm as layer_norm
 from keras_vitx.preprocessing import IMAGENET_DEFAULT
 from keras_vitx.weights.names import Row, Table
 
 CHECKPOINT = Table(
-    rows=(Row(r"(.+)/ls([12])/gamma", r"\1/ls\2/gamma"),), of_head=("attn_pool", "fc_norm")
+    rows=(
+        Row(r"(.+)/ls([12])/gamma", r"\1/ls\2/gamma"),
+        Row(r"patch_norm/scale", r"patch_embed/norm/weight"),
+        Row(r"(.+)/scale", r"\1/weight"),
+    ),
+    of_head=("attn_pool", "fc_norm"),
 )
 
 
@@ -52,6 +58,11 @@ def ViT(
     last_norm: bool = True,
     mean_pooling: bool = False,
     epsilon: float = 1e-6,
+    mlp_norm: bool = False,
+    heads_norm: bool = False,
+    norm: str = "layer",
+    patch_norm: bool = False,
+    proj_bias: bool = True,
 ) -> Layers:
     """ViT: self-attention between the patches and a class token in every block.
 
@@ -86,6 +97,11 @@ def ViT(
         mean_pooling: Whether a classifier reads the mean of the patches, which is normalized after
             it is taken (EVA). All tokens are then those of the last block, not normalized.
         epsilon: Epsilon of the norms.
+        mlp_norm: Whether the hidden units of an MLP are normalized (BEiT-3).
+        heads_norm: Whether the aggregated heads are normalized before the projection (BEiT-3).
+        norm: The norm of blocks, patches, and after the last block: `"layer"` or `"rms"` (AIMv2).
+        patch_norm: Whether patches are normalized before they have positions (AIMv2).
+        proj_bias: Whether the output projections and MLPs have biases.
     """
     grid = args.grid(patch_size)
     check_heads(dim, num_heads)
@@ -97,22 +113,30 @@ def ViT(
 
     def own_mlp(index: int = 0):
         act = "silu" if gated_mlp else activation
-        return MLP(mlp_ratio, act, dropout=args.dropout, gated=gated_mlp)
+        hidden = [layer_norm(epsilon, kind=norm)] if mlp_norm else []
+        form = {"gated": gated_mlp, "use_bias": proj_bias, "on_hidden": hidden}
+        return MLP(mlp_ratio, act, dropout=args.dropout, **form)
+
+    def own_attention(index: int):
+        heads = [layer_norm(epsilon, kind=norm)] if heads_norm else []
+        return Attention(num_heads, qkv_bias=qkv_bias, on_heads=heads, proj_bias=proj_bias)
 
     blocks = args.blocks(
-        lambda index: Attention(num_heads, qkv_bias=qkv_bias),
+        own_attention,
         own_mlp,
         depth,
         layer_scale=layer_scale,
         scalar_scale=scalar_scale,
         epsilon=epsilon,
+        norm=norm,
     )
     placed = [*prefix, positions] if class_position else [positions, *prefix]
+    patches = [layer_norm(epsilon, "patch_norm", norm)] if patch_norm else []
     pooling = {"epsilon": epsilon, "name": "attn_pool"}
     pool = AttentionPooling(num_heads, own_mlp(), **pooling) if attention_pooling else None
     counts = {"num_class_tokens": len(tokens), "num_register_tokens": register_tokens}
     return [
-        *embedding(dim, patch_size, placed, patch_bias, pre_norm, epsilon),
+        *embedding(dim, patch_size, [*patches, *placed], patch_bias, pre_norm, epsilon),
         *blocks,
-        *ending(args, epsilon, last_norm, mean_pooling, pool, **counts),
+        *ending(args, epsilon, last_norm, mean_pooling, pool, norm, **counts),
     ]

@@ -24,6 +24,8 @@ sys.modules.setdefault(
     "torchvision._meta_registrations", types.ModuleType("torchvision._meta_registrations")
 )
 
+from timm.layers import GluMlp, RmsNorm  # noqa: E402
+
 COMMON = {"img_size": 32, "num_classes": 10}
 SMALL = {**COMMON, "patch_size": 8, "embed_dim": 24, "depth": 3, "num_heads": 4}
 THREE = {**SMALL, "num_heads": 3}
@@ -101,6 +103,10 @@ EVA02 = {"mlp_ratio": 8 / 3, "swiglu_mlp": True, "ref_feat_shape": (6, 6)}
 QUICK = "quick_gelu"
 CLIP = {"pre_norm": True, "act_layer": QUICK, "norm_layer": partial(torch.nn.LayerNorm, eps=1e-5)}
 GAP = {"global_pool": "avg", "fc_norm": True, "init_values": 1e-5}
+GATED = partial(GluMlp, gate_last=False)
+AIMV2 = {"class_token": False, "fc_norm": False, "global_pool": "avg", "act_layer": "silu"}
+AIMV2 |= {"qkv_bias": False, "proj_bias": False, "mlp_layer": GATED, "mlp_ratio": 6}
+AIMV2 |= {"norm_layer": partial(RmsNorm, eps=1e-5), "embed_norm_layer": partial(RmsNorm, eps=1e-5)}
 PE = {"attn_type": "rope", "use_pre_transformer_norm": True, "global_pool": "map"}
 PE |= {"attn_pool_num_heads": 4, "attn_pool_mlp_ratio": 4.0, "rope_grid_offset": 1.0}
 PE |= {"rope_grid_indexing": "xy", "ref_feat_shape": (6, 6), "use_fc_norm": False}
@@ -115,6 +121,8 @@ TIMM = {
     "siglip": timm(*VIT, **THREE, class_token=False, global_pool="map"),
     "clip": timm(*VIT, **THREE, **CLIP),
     "gap": timm(*VIT, **THREE, class_token=False, reg_tokens=2, no_embed_class=True, **GAP),
+    "aimv2": timm(*VIT, **THREE, **AIMV2),
+    "beit3": timm(*VIT, **THREE, scale_attn_norm=True, scale_mlp_norm=True, global_pool="avg"),
     "pe_core": timm("eva", "Eva", **ROTARY, **PE),
     "rope_vit": timm(
         *("eva", "Eva"),
