@@ -79,8 +79,7 @@ def RotaryViT(
         patch_size, class_token: As in `ViT`.
         attention_pooling: Number of heads of an `AttentionPooling`, as in `ViT`, with an MLP of
             ratio 4 (Perception Encoder); 0 is none.
-        pre_norm, patch_bias, last_norm: As in `ViT`.
-        heads_norm: As in `ViT` (EVA-02-CLIP).
+        pre_norm, patch_bias, last_norm, heads_norm: As in `ViT`.
     """
     grid = args.grid(patch_size)
     check_heads(dim, num_heads)

@@ -97,8 +97,7 @@ def ViT(
         mean_pooling: Whether a classifier reads the mean of the patches, which is normalized after
             it is taken (EVA). All tokens are then those of the last block, not normalized.
         epsilon: Epsilon of the norms.
-        mlp_norm: Whether the hidden units of an MLP are normalized (BEiT-3).
-        heads_norm: Whether the aggregated heads are normalized before the projection (BEiT-3).
+        mlp_norm, heads_norm: Whether hidden units, aggregated heads are normalized (BEiT-3).
         norm: The norm of blocks, patches, and after the last block: `"layer"` or `"rms"` (AIMv2).
         patch_norm: Whether patches are normalized before they have positions (AIMv2).
         proj_bias: Whether the output projections and MLPs have biases.
@@ -112,10 +111,9 @@ def ViT(
     positions = PositionEmbedding(grid, count if class_position else 0, name="pos_embed")
 
     def own_mlp(index: int = 0):
-        act = "silu" if gated_mlp else activation
         hidden = [layer_norm(epsilon, kind=norm)] if mlp_norm else []
         form = {"gated": gated_mlp, "use_bias": proj_bias, "on_hidden": hidden}
-        return MLP(mlp_ratio, act, dropout=args.dropout, **form)
+        return MLP(mlp_ratio, "silu" if gated_mlp else activation, dropout=args.dropout, **form)
 
     def own_attention(index: int):
         heads = [layer_norm(epsilon, kind=norm)] if heads_norm else []
