@@ -326,7 +326,7 @@ def list_names(
         rows = [
             {fact: getattr(entry, fact) for fact in facts}
             for entry in kv.weights.checkpoints_of(None)
-            if fnmatch(entry.name, pattern) or fnmatch(entry.constructor, pattern)
+            if fnmatch(entry.name, f"*{pattern}*") or fnmatch(entry.constructor, pattern)
         ]
     print_json(rows) if json else print_table(rows)
 

@@ -23,7 +23,7 @@ from keras_vitx.models.arguments import Layers, ModelArguments, to_python
 from keras_vitx.models.chain import Chain
 from keras_vitx.preprocessing import IMAGENET_DEFAULT, ModelInput, Preprocessing
 from keras_vitx.text import nearest
-from keras_vitx.weights.catalog import CONSTRUCTORS
+from keras_vitx.weights.catalog import BY_NAME, CONSTRUCTORS, Checkpoint
 from keras_vitx.weights.names import TABLES, Table
 
 Constructor = Callable[..., keras.Model]
@@ -48,6 +48,10 @@ OF_SIZES = (
     *("classifier_activation", "name", "include_preprocessing"),
 )
 """The arguments in the signature of a size: those of keras.applications, in order, and one more."""
+
+OF_TIMM = {"num_classes": "classes", "img_size": "input_shape", "pretrained": "weights"}
+OF_TIMM |= {"drop_path_rate": "drop_path", "drop_rate": "dropout", "in_chans": "input_shape"}
+"""This package's arguments, by timm's."""
 
 END_OF_DOC = (
     inspect.cleandoc(ModelArguments.__doc__ or "").partition("Args:\n")[2]
@@ -119,19 +123,32 @@ def variant(
         **data: The family arguments that define the size.
     """
 
+    ratio = family.preprocessing.crop_ratio if crop_ratio is None else crop_ratio
+    own = (preprocessing or family.preprocessing).replace(crop_ratio=ratio)
+    data = {"input_shape": input_shape, "classes": classes, **data}
+    MODELS[name] = constructor = _size(name, family, own, data)
+    return constructor
+
+
+def _size(
+    name: str, family: Constructor, preprocessing: Preprocessing, data: dict[str, Any]
+) -> Constructor:
+    """Return a constructor named `name` of a family with the arguments `data`."""
+
     def constructor(*args: Any, **arguments: Any) -> keras.Model:
         return _model(family, constructor, args, arguments)
 
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     parameters = {argument: SHARED[argument].replace(kind=kind) for argument in OF_SIZES}
-    parameters["classes"] = parameters["classes"].replace(default=classes)
+    parameters["classes"] = parameters["classes"].replace(default=data["classes"])
     overrides = inspect.Parameter("overrides", inspect.Parameter.VAR_KEYWORD, annotation=Any)
     constructor.__signature__ = inspect.Signature(
         [*parameters.values(), overrides], return_annotation=keras.Model
     )
     constructor.__name__ = constructor.__qualname__ = name
     constructor.__module__ = family.__module__
-    described = ", ".join(f"{key}={value!r}" for key, value in data.items())
+    own = {key: data[key] for key in data if key not in ("input_shape", "classes")}
+    described = ", ".join(f"{key}={value!r}" for key, value in own.items())
     constructor.__doc__ = (
         f"Return {family.__name__} with {described}.\n\n"
         f"Args:\n"
@@ -139,11 +156,8 @@ def variant(
         f"{END_OF_DOC}"
     )
     constructor.family = family.__name__
-    own = preprocessing or family.preprocessing
-    ratio = family.preprocessing.crop_ratio if crop_ratio is None else crop_ratio
-    constructor.preprocessing = own.replace(crop_ratio=ratio)
-    constructor.data = {"input_shape": input_shape, "classes": classes, **data}
-    MODELS[name] = constructor
+    constructor.preprocessing = preprocessing
+    constructor.data = data
     return constructor
 
 
@@ -153,10 +167,42 @@ def list_models(pattern: str = "*") -> list[str]:
 
 
 def create_model(name: str, **arguments: Any) -> keras.Model:
-    """Return a model of the size `name`; a ValueError suggests the nearest to an unknown one."""
-    if name not in MODELS:
-        raise ValueError(f"No model is named {name!r}. {nearest(name, MODELS)}")
-    return MODELS[name](**arguments)
+    """Return a model of a size, or of timm's name of a network or a checkpoint.
+
+    ```python
+    kv.create_model("CaiT_S24", weights="imagenet")
+    kv.create_model("vit_base_patch16_clip_224.openai", weights="timm")
+    ```
+
+    A network of timm's has timm's output, image size, classes and preprocessing, but for what is
+    passed: without a classifier the pooled vector; `classes` adds one.
+
+    Args:
+        name: A size, or timm's name; that of a network means its first checkpoint's.
+        **arguments: As of the size or the family. `weights="timm"` are those of the checkpoint.
+
+    Raises:
+        ValueError: if no model has the name; the message suggests the nearest ones.
+    """
+    if name in MODELS:
+        return MODELS[name](**arguments)
+    if (known := BY_NAME.get(name)) is None:
+        raise ValueError(f"No model is named {name!r}. {nearest(name, [*MODELS, *BY_NAME])}")
+    if arguments.get("weights") == "timm":
+        arguments["weights"] = known.name
+    return _of_checkpoint(known, "classes" in arguments)(**arguments)
+
+
+def _of_checkpoint(known: Checkpoint, has_head: bool) -> Constructor:
+    """Return the constructor of a checkpoint's network, with a classifier if it has one."""
+    base = {**FAMILIES, **MODELS}[known.constructor]
+    family = FAMILIES[getattr(base, "family", known.constructor)]
+    shape = (known.image_size, known.image_size, 3)
+    data = {**base.data, **known.arguments, "input_shape": shape}
+    data["classes"] = known.classes or SHARED["classes"].default
+    if has_head:
+        data["include_top"] = True
+    return _size(known.fits[0], family, known.preprocessing, data)
 
 
 def model_input(model: Any) -> Any:
@@ -173,12 +219,10 @@ def model_input(model: Any) -> Any:
     if model in MODELS:
         size = MODELS[model]
         return ModelInput((None, *size.data["input_shape"]), size.preprocessing)
-    known = {checkpoint.name: checkpoint for checkpoint in checkpoints.checkpoints_of(None)}
-    if model not in known:
-        hint = nearest(model, [*MODELS, *known])
+    if (known := BY_NAME.get(model)) is None:
+        hint = nearest(model, [*MODELS, *BY_NAME])
         raise ValueError(f"No model or checkpoint is named {model!r}. {hint}")
-    side = known[model].image_size
-    return ModelInput((None, side, side, 3), known[model].preprocessing)
+    return ModelInput((None, *(known.image_size,) * 2, 3), known.preprocessing)
 
 
 def _model(
@@ -187,9 +231,15 @@ def _model(
     """Return a model of a family, as `named`, it or one of its sizes, is called."""
     try:
         passed = inspect.signature(named).bind(*args, **arguments).arguments
+        overrides = passed.pop("overrides", {})
+        inspect.signature(family).bind(**{**named.data, **passed, **overrides})
     except TypeError as error:
-        raise TypeError(f"{named.__name__}(): {error}") from None
-    overrides = passed.pop("overrides", {})
+        hints = [f"`{OF_TIMM[each]}` is timm's `{each}`." for each in arguments if each in OF_TIMM]
+        if named is family and not (args or arguments):
+            hints = [
+                f"Use a size, such as {next(n for n in MODELS if MODELS[n].family == named.__name__)}."
+            ]
+        raise TypeError(" ".join([f"{named.__name__}(): {error}.", *hints])) from None
     arguments = to_python({**named.data, "input_shape": None, **passed, **overrides}, max_ndim=1)
     tensor, weights = arguments.get("input_tensor"), arguments.get("weights")
     shape = _image_shape(arguments["input_shape"], tensor)
@@ -227,6 +277,8 @@ def _model(
     is_open = "classes" not in passed and "classes" not in overrides
     preprocessing = named.preprocessing.for_channels(shape[-1])
     with checkpoints.open_source(source) as file:
+        if not is_open and file is not None and file.classes is None:
+            file = file._replace(headless=True)  # The classifier of these classes starts anew.
         if is_open and file is not None and file.classes not in (None, network.classes):
             network = replace(network, classes=file.classes)
             layers = list_layers(network)

@@ -1,9 +1,10 @@
 """The known checkpoints, as data."""
 
-import re
-from collections.abc import Callable
-from dataclasses import dataclass
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from math import prod
+from pathlib import Path
 from typing import Any
 
 from keras_vitx.preprocessing import (
@@ -16,12 +17,6 @@ from keras_vitx.text import nearest
 IMAGENET = "imagenet"
 IMAGENET_21K = "imagenet-21k"
 CIFAR10 = "cifar10"
-
-PRETRAINED = {
-    **{"lvd142m": "lvd-142m", "lvd1689m": "lvd-1689m", "v2_webli": "webli"},
-    **{"mim_in22k": "mim-in22k", "mim_m38m": "mim-m38m"},
-}
-"""Datasets of checkpoints without a classifier, by timm's tag."""
 
 CONSTRUCTORS: dict[str, Callable[..., Any]] = {}
 """The constructor of every size, by name; `models.variant` registers them."""
@@ -47,7 +42,7 @@ class Checkpoint:
         preprocessing: Preprocessing of the images.
         license: SPDX identifier in lower case; None if no license is stated. "dinov3-license" is
             Meta's own, with conditions.
-        distillation_token: Whether it has DeiT's distillation token.
+        arguments: Arguments of the constructor, for timm's network of that name.
         also_starts: Other constructors with the same variables, whose models it only initializes.
         class_names: One name per class; None for the dataset's standard names.
     """
@@ -64,164 +59,54 @@ class Checkpoint:
     dataset: str = IMAGENET
     preprocessing: Preprocessing = IMAGENET_DEFAULT
     license: str | None = "apache-2.0"
-    distillation_token: bool = False
+    arguments: Mapping[str, Any] = field(default_factory=dict, hash=False)
     also_starts: tuple[str, ...] = ()
     class_names: tuple[str, ...] | None = None
 
     @property
+    def architecture(self) -> str:
+        """timm's name of the network, which it is pretrained weights of."""
+        return self.name.partition(".")[0]
+
+    @property
+    def distillation_token(self) -> bool:
+        """Whether it has DeiT's distillation token."""
+        return self.arguments.get("distillation_token", False)
+
+    @property
     def fits(self) -> tuple[str, ...]:
         """Names of all constructors whose models it can be loaded into."""
-        return (self.constructor, *self.also_starts)
+        own = self.constructor if self.constructor in CONSTRUCTORS else self.architecture
+        return (own, *self.also_starts)
 
-
-# Checkpoints of timm on the hub. If several fit a constructor, "imagenet" prefers the earlier ones.
-# Name; constructor; mean and deviation; crop ratio; top-1, top-5, ReaL top-1 and V2 top-1.
-TIMM = """
-cait_xxs24_224.fb_dist_in1k                CaiT_XXS24 default   1      78.40 94.326  85.24  67.29
-cait_xxs24_384.fb_dist_in1k                CaiT_XXS24 default   1     80.954 95.638 87.414  70.55
-cait_xxs36_224.fb_dist_in1k                CaiT_XXS36 default   1      79.75 94.866 86.323  68.37
-cait_xxs36_384.fb_dist_in1k                CaiT_XXS36 default   1     82.204 96.148 88.161  72.14
-cait_xs24_384.fb_dist_in1k                 CaiT_XS24  default   1     84.064 96.888 89.169  74.11
-cait_s24_224.fb_dist_in1k                  CaiT_S24   default   1     83.484 96.586 88.447  73.01
-cait_s24_384.fb_dist_in1k                  CaiT_S24   default   1     85.048  97.35  89.51  75.38
-cait_s36_384.fb_dist_in1k                  CaiT_S36   default   1     85.458  97.48 89.829  76.01
-cait_m36_384.fb_dist_in1k                  CaiT_M36   default   1      86.06 97.732 90.049  76.37
-cait_m48_448.fb_dist_in1k                  CaiT_M48   default   1      86.48 97.748 90.181  76.84
-convit_tiny.fb_in1k                        ConViT_Ti  default   0.875  73.14 91.704 81.132  61.43
-convit_small.fb_in1k                       ConViT_S   default   0.875 81.412  95.74 87.038  70.71
-convit_base.fb_in1k                        ConViT_B   default   0.875 82.296 95.936  87.20  71.52
-deit_tiny_patch16_224.fb_in1k              ViT_Ti     default   0.9    72.19  91.10 80.026  59.92
-deit_small_patch16_224.fb_in1k             ViT_S      default   0.9   79.856 95.056 85.672  68.53
-deit_base_patch16_224.fb_in1k              ViT_B      default   0.9    81.98  95.74 86.833  70.97
-deit_base_patch16_384.fb_in1k              ViT_B      default   1     83.108 96.376 87.862  72.52
-deit_tiny_distilled_patch16_224.fb_in1k    ViT_Ti     default   0.9   74.538 91.898 82.012  62.76
-deit_small_distilled_patch16_224.fb_in1k   ViT_S      default   0.9   81.204 95.378 86.985  70.51
-deit_base_distilled_patch16_224.fb_in1k    ViT_B      default   0.9   83.384 96.492 88.212  72.97
-deit_base_distilled_patch16_384.fb_in1k    ViT_B      default   1     85.438 97.332 89.434  75.40
-vit_tiny_patch16_224.augreg_in21k_ft_in1k  ViT_Ti     inception 0.9   75.452 92.858 82.061  63.11
-vit_tiny_patch16_384.augreg_in21k_ft_in1k  ViT_Ti     inception 1     78.438 94.542 84.822  66.41
-vit_tiny_patch16_224.augreg_in21k          ViT_Ti     inception 0.9
-vit_small_patch16_224.augreg_in21k_ft_in1k ViT_S      inception 0.9   81.402  96.15 86.854  70.63
-vit_small_patch16_384.augreg_in21k_ft_in1k ViT_S      inception 1     83.814 97.106  88.65  73.17
-vit_small_patch16_224.augreg_in1k          ViT_S      inception 0.9   78.842  94.28  84.51  66.59
-vit_small_patch16_384.augreg_in1k          ViT_S      inception 1      81.13  95.59 86.502  69.19
-vit_small_patch16_224.augreg_in21k         ViT_S      inception 0.9
-vit_base_patch16_224.augreg2_in21k_ft_in1k ViT_B      inception 0.9   85.108  97.53 89.457  75.32
-vit_base_patch16_224.augreg_in21k_ft_in1k  ViT_B      inception 0.9   84.534  97.30 88.887  74.10
-vit_base_patch16_384.augreg_in21k_ft_in1k  ViT_B      inception 1      86.01 97.998 89.969  76.16
-vit_base_patch16_224.augreg_in1k           ViT_B      inception 0.9   79.154 94.108 84.388  66.34
-vit_base_patch16_384.augreg_in1k           ViT_B      inception 1     81.102 95.334 86.214  68.97
-vit_base_patch16_224.augreg_in21k          ViT_B      inception 0.9
-deit3_small_patch16_224.fb_in1k            DeiT3_S    default   0.9   81.382 95.454 87.002  70.77
-deit3_small_patch16_224.fb_in22k_ft_in1k   DeiT3_S    default   1     83.082 96.774 88.343  73.85
-deit3_small_patch16_384.fb_in1k            DeiT3_S    default   1     83.432 96.674 88.308  73.01
-deit3_small_patch16_384.fb_in22k_ft_in1k   DeiT3_S    default   1     84.846 97.486 89.372  75.13
-deit3_medium_patch16_224.fb_in1k           DeiT3_M    default   0.9    83.09 96.284 87.822  72.50
-deit3_medium_patch16_224.fb_in22k_ft_in1k  DeiT3_M    default   1      84.55  97.18 88.921  74.68
-deit3_base_patch16_224.fb_in1k             DeiT3_B    default   0.9    83.80 96.584 88.261  73.42
-deit3_base_patch16_224.fb_in22k_ft_in1k    DeiT3_B    default   1     85.728 97.746 89.472  76.53
-deit3_base_patch16_384.fb_in1k             DeiT3_B    default   1     85.088 97.252 88.940  74.76
-deit3_base_patch16_384.fb_in22k_ft_in1k    DeiT3_B    default   1     86.742  98.11 89.888  77.98
-vit_small_patch14_dinov2.lvd142m           DINOv2_S   default   1
-vit_small_patch14_reg4_dinov2.lvd142m      DINOv2_S_Reg default 1
-vit_base_patch14_dinov2.lvd142m            DINOv2_B   default   1
-vit_base_patch14_reg4_dinov2.lvd142m       DINOv2_B_Reg default 1
-vit_large_patch14_dinov2.lvd142m           DINOv2_L   default   1
-vit_large_patch14_reg4_dinov2.lvd142m      DINOv2_L_Reg default 1
-vit_small_patch16_rope_224.naver_in1k RoPEViT_S default 0.9 81.222 95.02 86.822 70.35
-vit_small_patch16_rope_ape_224.naver_in1k RoPEViT_S_APE default 0.9 81.016 94.988 86.694 70.68
-vit_small_patch16_rope_mixed_224.naver_in1k RoPEViT_S_Mixed default 0.9 81.252 95.056 86.831 70.92
-vit_small_patch16_rope_mixed_ape_224.naver_in1k RoPEViT_S_Mixed_APE default 0.9 80.974 94.976 86.842 70.57
-vit_base_patch16_rope_224.naver_in1k RoPEViT_B default 0.9 83.714 96.674 88.366 73.36
-vit_base_patch16_rope_ape_224.naver_in1k RoPEViT_B_APE default 0.9 83.78 96.61 88.30 73.88
-vit_base_patch16_rope_mixed_224.naver_in1k RoPEViT_B_Mixed default 0.9 83.806 96.722 88.475 73.60
-vit_base_patch16_rope_mixed_ape_224.naver_in1k RoPEViT_B_Mixed_APE default 0.9 83.898 96.752 88.43 73.75
-vit_large_patch16_rope_224.naver_in1k RoPEViT_L default 0.9 84.646 97.12 88.972 75.54
-vit_large_patch16_rope_ape_224.naver_in1k RoPEViT_L_APE default 0.9 84.66 97.146 88.968 75.17
-vit_large_patch16_rope_mixed_224.naver_in1k RoPEViT_L_Mixed default 0.9 84.84 97.128 89.013 75.15
-vit_large_patch16_rope_mixed_ape_224.naver_in1k RoPEViT_L_Mixed_APE default 0.9 84.846 97.118 89.09 75.29
-vit_small_patch16_dinov3.lvd1689m DINOv3_S default 1
-vit_small_plus_patch16_dinov3.lvd1689m DINOv3_S_Plus default 1
-vit_base_patch16_dinov3.lvd1689m DINOv3_B default 1
-vit_large_patch16_dinov3.lvd1689m DINOv3_L default 1
-eva02_tiny_patch14_224.mim_in22k EVA02_Ti clip 0.9
-eva02_tiny_patch14_336.mim_in22k_ft_in1k EVA02_Ti clip 1 80.648 95.52 86.829 69.37
-eva02_small_patch14_224.mim_in22k EVA02_S clip 0.9
-eva02_small_patch14_336.mim_in22k_ft_in1k EVA02_S clip 1 85.77 97.616 89.372 75.83
-eva02_base_patch14_224.mim_in22k EVA02_B clip 0.9
-eva02_base_patch14_448.mim_in22k_ft_in1k EVA02_B clip 1 88.262 98.57 90.789 79.50
-eva02_large_patch14_224.mim_in22k EVA02_L clip 0.9
-eva02_large_patch14_448.mim_in22k_ft_in1k EVA02_L clip 1 89.634 98.954 90.93 82.22
-eva02_large_patch14_224.mim_m38m EVA02_L clip 0.9
-eva02_large_patch14_448.mim_m38m_ft_in1k EVA02_L clip 1 89.55 98.924 90.885 82.40
-vit_base_patch16_siglip_224.v2_webli SigLIP2_B inception 0.9
-vit_base_patch16_siglip_256.v2_webli SigLIP2_B inception 0.9
-vit_base_patch16_siglip_384.v2_webli SigLIP2_B inception 0.9
-vit_base_patch16_siglip_512.v2_webli SigLIP2_B inception 0.9
-vit_base_patch16_siglip_gap_224.v2_webli SigLIP2_B_GAP inception 0.9
-vit_base_patch16_siglip_gap_256.v2_webli SigLIP2_B_GAP inception 0.9
-vit_base_patch16_siglip_gap_384.v2_webli SigLIP2_B_GAP inception 0.9
-vit_base_patch16_siglip_gap_512.v2_webli SigLIP2_B_GAP inception 0.9
-vit_large_patch16_siglip_256.v2_webli SigLIP2_L inception 0.9
-vit_large_patch16_siglip_384.v2_webli SigLIP2_L inception 0.9
-vit_large_patch16_siglip_512.v2_webli SigLIP2_L inception 0.9
-vit_large_patch16_siglip_gap_256.v2_webli SigLIP2_L_GAP inception 0.9
-vit_large_patch16_siglip_gap_384.v2_webli SigLIP2_L_GAP inception 0.9
-vit_large_patch16_siglip_gap_512.v2_webli SigLIP2_L_GAP inception 0.9
-vit_so400m_patch14_siglip_224.v2_webli SigLIP2_SO400M inception 0.9
-vit_so400m_patch14_siglip_378.v2_webli SigLIP2_SO400M inception 0.9
-vit_so400m_patch14_siglip_gap_224.v2_webli SigLIP2_SO400M_GAP inception 0.9
-vit_so400m_patch14_siglip_gap_378.v2_webli SigLIP2_SO400M_GAP inception 0.9
-vit_so400m_patch16_siglip_256.v2_webli SigLIP2_SO400M_16 inception 0.9
-vit_so400m_patch16_siglip_384.v2_webli SigLIP2_SO400M_16 inception 0.9
-vit_so400m_patch16_siglip_512.v2_webli SigLIP2_SO400M_16 inception 0.9
-vit_so400m_patch16_siglip_gap_256.v2_webli SigLIP2_SO400M_16_GAP inception 0.9
-vit_so400m_patch16_siglip_gap_384.v2_webli SigLIP2_SO400M_16_GAP inception 0.9
-vit_so400m_patch16_siglip_gap_512.v2_webli SigLIP2_SO400M_16_GAP inception 0.9
-pit_b_224.in1k                             PiT_B      default   0.9   82.458 95.704 86.707  71.65
-pit_b_distilled_224.in1k                   PiT_B      default   0.9   83.774 96.468 88.106  73.82
-mixer_b16_224.goog_in21k_ft_in1k           Mixer_B16  inception 0.875 76.616  92.25 82.012  63.22
-mixer_b16_224.miil_in21k_ft_in1k           Mixer_B16  miil      0.875 82.314  95.71  87.23  71.20
-mixer_b16_224.goog_in21k                   Mixer_B16  inception 0.875
-mixer_b16_224.miil_in21k                   Mixer_B16  miil      0.875
-"""  # noqa: E501
 
 OPENAI_CLIP = Preprocessing(
     (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 )
-NORMALIZATION = {
-    "default": IMAGENET_DEFAULT,
-    "inception": IMAGENET_INCEPTION,
-    "clip": OPENAI_CLIP,
-    "miil": Preprocessing((0.0,) * 3, (1.0,) * 3, interpolation="bilinear"),
-}
 
 
-def _timm(row: str) -> Checkpoint:
-    name, constructor, normalization, crop_ratio, *accuracies = row.split()
-    stem, _, tag = name.partition(".")
-    has_head = tag not in PRETRAINED
-    default = "518" if "dinov2" in stem else "256" if "dinov3" in stem else "224"
-    side = re.search(r"\d{3}$|$", stem)[0] or default
-    # Accuracies are those of ImageNet-1k.
-    classes = 1000 if accuracies else 11221 if normalization == "miil" else 21843
-    dataset = IMAGENET if accuracies else IMAGENET_21K
-    if not has_head:
-        classes, dataset = 0, PRETRAINED[tag]
-    licenses = {"eva02": "mit", "dinov3": "dinov3-license"}
+def _timm(row: Sequence[str]) -> Checkpoint:
+    """Return the checkpoint of a row.
+
+    Its columns: tag, constructor, its arguments, image size, classes, dataset, mean, deviation,
+    crop ratio, interpolation, license; if known, top-1, top-5, ReaL top-1 and V2 top-1.
+    """
+    name, constructor, arguments, side, classes, dataset, *statistics, license = row[:11]
+    mean, std, crop_ratio, interpolation = statistics
+    ratio = float(crop_ratio)
     return Checkpoint(
         name,
         constructor,
         int(side),
-        *map(float, accuracies),
+        *map(float, row[11:]),
         source=f"hf://timm/{name}",
-        classes=classes,
+        classes=int(classes),
         dataset=dataset,
-        preprocessing=NORMALIZATION[normalization].replace(crop_ratio=float(crop_ratio)),
-        license=next((licenses[one] for one in licenses if one in stem), "apache-2.0"),
-        distillation_token="_distilled" in name,
+        preprocessing=Preprocessing(json.loads(mean), json.loads(std), ratio, interpolation),
+        license=license,
+        arguments=json.loads(arguments),
         # Context Broadcasting adds no variables.
-        also_starts=(f"CB{constructor}",) if stem.startswith(("deit_", "pit")) else (),
+        also_starts=(f"CB{constructor}",) if name.startswith(("deit_", "pit_b")) else (),
     )
 
 
@@ -255,8 +140,11 @@ def _cifar10(size: str, top1: float, preprocessing: Preprocessing = IMAGENET_DEF
     )
 
 
+# timm's names, by benchmarks/timm_names.py. If several fit a size, "imagenet" prefers earlier rows.
+TIMM = (Path(__file__).parent / "timm.tsv").read_text("utf-8")
+
 CHECKPOINTS = (
-    *map(_timm, TIMM.strip().splitlines()),
+    *(_timm(row.split("\t")) for row in TIMM.splitlines()),
     _drive("deepvit_24b", "DeepViT_24B", 224, 79.99, "1lPmKdNMPJq-mq-4FivqIY4JNAPoQHYxV"),
     _drive("deepvit_32b", "DeepViT_32B", 224, 80.90, "1kUBrAbAQfMT5FQJprITRxDtOE6ECZM0M"),
     _drive("deepvit_s", "DeepViT_S", 224, 82.3, "1evhBjla4Nth7LawW2PAXnGEcpv3YBWEC"),
@@ -271,6 +159,12 @@ CHECKPOINTS = (
 )
 
 DATASETS = {checkpoint.dataset for checkpoint in CHECKPOINTS}
+
+BY_NAME = {}
+"""Every checkpoint by its name, and timm's by those of networks, which mean the first."""
+for _one in CHECKPOINTS:
+    BY_NAME |= {_one.name: _one, f"timm/{_one.name}": _one}
+    BY_NAME.setdefault(_one.architecture, _one)
 
 
 def checkpoints_of(constructor: str | None) -> tuple[Checkpoint, ...]:
@@ -318,7 +212,7 @@ def find(
         sides = (image_size,) if isinstance(image_size, int) else image_size or (0,)
         side = prod(sides) ** (1 / len(sides))
         return min(entries, key=lambda c: abs(c.image_size - side))
-    entry = next((c for c in CHECKPOINTS if c.name == name), None)
+    entry = BY_NAME.get(name)
     if entry is None:
         names = [c.name for c in fitting] + [*{c.dataset for c in candidates}]
         hint = nearest(name, names) if fitting else offer

