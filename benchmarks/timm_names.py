@@ -29,7 +29,7 @@ FILE = Path(kv.__file__).parent / "weights" / "timm.tsv"
 MODULES = ("vision_transformer", "eva", "deit", "mlp_mixer", "beit", "cait", "convit", "pit")
 MODULES += ("vision_transformer_relpos",)
 # Their own kinds of networks.
-OTHER = r".*(samvit|hiera|pwee|dpwee|dwee|mci|patch16_xp|gmlp|gmixer|resmlp|enormous).*"
+OTHER = r".*(samvit|hiera|pwee|dpwee|dwee|dlittle|mci|patch16_xp|gmlp|gmixer|resmlp|enormous).*"
 ACTIVATIONS = {"GELU": "gelu", "GELUTanh": "gelu_tanh", "QuickGELU": "quick_gelu", "SiLU": "silu"}
 POOLINGS = {"map": "attention", "": None}
 BY_NAME = {
@@ -288,12 +288,14 @@ def difference(tag):
     cut = in_timm = {"depth": 2}
     if "PiT" in known.constructor:
         cut, in_timm = {"depths": (1, 1, 1)}, {"depth": (1, 1, 1)}
+    if "ConViT" in known.constructor:
+        cut, in_timm = {**cut, "local_depth": 1}, {**cut, "local_up_to_layer": 1}
     patch = base.get("patch_size", 16)
     size = (3 * patch, 4 * patch)
     if known.constructor.startswith(("ConViT", "BEiT", "Mixer")):
         size = (4 * patch, 4 * patch) if "Mixer" not in known.constructor else (224, 224)
     sizes = {} if "Mixer" in known.constructor else {"img_size": size}
-    heads = {"num_classes": 5} if known.classes else {}
+    heads = {"num_classes": 5 if known.classes else 0}
     theirs = randomized(timm.create_model(known.architecture, **sizes, **heads, **in_timm))
     x = torch.randn(1, 3, *size)
     with tempfile.TemporaryDirectory() as directory, torch.no_grad():

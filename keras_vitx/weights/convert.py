@@ -78,6 +78,10 @@ def convert(file: WeightsFile, model, strict: bool = True) -> Conversion:
     of_head = {*TABLES.get(model.family, Table()).of_head} - own
     arrays = {name: array for name, array in arrays.items() if _layer(name) not in of_head}
 
+    for entry in entries:  # A masked bias is 0.
+        parts = [entry.name.replace("qkv.bias", f"{one}_bias") for one in "qv"]
+        if entry.name.endswith("qkv.bias") and entry.name not in arrays and {*parts} <= {*arrays}:
+            arrays[entry.name] = _with_zeros(*map(arrays.pop, parts))
     missing = [entry.name for entry in entries if entry.name not in arrays]
     extra = sorted(arrays.keys() - {entry.name for entry in entries})
     wrong = []
@@ -157,6 +161,16 @@ def _entries(model, in_keras: bool = False) -> list[_Entry]:
         else one
         for one in entries
     ]
+
+
+def _with_zeros(query: StoredArray, value: StoredArray) -> StoredArray:
+    """Return the bias of queries, keys and values in which that of keys is 0."""
+
+    def read():
+        q, v = query.read(), value.read()
+        return np.concatenate([q, np.zeros_like(q), v])
+
+    return query._replace(shape=(query.shape[0] * 2 + value.shape[0],), read=read)
 
 
 def _layer(name: str) -> str:

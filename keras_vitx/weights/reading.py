@@ -25,7 +25,7 @@ from keras_vitx.weights.names import is_head
 from keras_vitx.weights.transformers import REGISTERS, prefix_of, timm_names
 
 # Every network has one of these behind its blocks; what precedes the name is a wrapper's.
-NORM = re.compile(r"((?:(?!.*\bblocks\.).+\.)?)(?:fc_)?norm\.weight")
+NORM = re.compile(r"((?:(?!.*\bblocks\.).+\.)?)(?:(?:fc_)?norm|ln_post)\.weight")
 
 METADATA = ("size", "grid", "class_names", "preprocessing")
 
@@ -213,13 +213,24 @@ def _of_one_network(arrays: dict[str, StoredArray]) -> dict[str, StoredArray]:
     prefix, *others = averaged or prefixes or [""]
     if others:
         raise ValueError(f"it holds weights more than once: {prefix}*, {', '.join(others)}*")
-    return _in_timm(
-        {
-            name.removeprefix(prefix): array
-            for name, array in arrays.items()
-            if name.startswith(prefix)
-        }
-    )
+    arrays = {
+        name.removeprefix(prefix): array
+        for name, array in arrays.items()
+        if name.startswith(prefix)
+    }
+    if "rope_embed.periods" in arrays:  # Meta's DINOv3.
+        arrays = {re.sub(r"\.ls([12])\.gamma$", r".gamma_\1", n): a for n, a in arrays.items()}
+        masks = [name for name in arrays if name.endswith(".bias_mask")]
+        arrays = {name: array for name, array in arrays.items() if name not in masks}
+        for bias in (name.removesuffix("_mask") for name in masks):
+            arrays |= _of_queries_and_values(bias.removesuffix("qkv.bias"), arrays.pop(bias))
+    return _as_vectors(_in_timm(arrays), "register_tokens" in arrays)
+
+
+def _of_queries_and_values(name: str, bias: StoredArray) -> dict[str, StoredArray]:
+    """Return the parts of a bias of which that of the keys is masked."""
+    dim = bias.shape[0] // 3
+    return {f"{name}q_bias": _rows(bias, 0, dim), f"{name}v_bias": _rows(bias, 2 * dim, 3 * dim)}
 
 
 def _in_timm(arrays: dict[str, StoredArray], prefix: str | None = None) -> dict[str, StoredArray]:
@@ -230,11 +241,14 @@ def _in_timm(arrays: dict[str, StoredArray], prefix: str | None = None) -> dict[
     }
 
 
-def _from_transformers(arrays: dict[str, StoredArray]) -> dict[str, StoredArray]:
-    """Return the arrays of a Transformers checkpoint by timm's names."""
-    prefix = prefix_of(arrays)
-    joined = _in_timm(arrays, prefix)
-    if prefix + REGISTERS in arrays and "pos_embed" in joined:
+def _as_vectors(joined: dict[str, StoredArray], registers: bool) -> dict[str, StoredArray]:
+    """Return arrays with the tokens' in timm's shapes, and, with registers, as timm places them."""
+    for name in {"pos_embed", "cls_token"} & joined.keys():  # CLIP's and SigLIP's.
+        array = joined[name]
+        shape = (1,) * (3 - len(array.shape)) + array.shape
+        read = partial(lambda read, shape: read().reshape(shape), array.read, shape)
+        joined[name] = array._replace(shape=shape, read=read)
+    if registers and "pos_embed" in joined:
         # As in timm, whose class token has the position of its own added.
         token, positions = joined["cls_token"].read, joined["pos_embed"]
         one, count, dim = positions.shape
@@ -244,11 +258,13 @@ def _from_transformers(arrays: dict[str, StoredArray]) -> dict[str, StoredArray]
         joined["pos_embed"] = positions._replace(
             shape=(one, count - 1, dim), read=lambda: positions.read()[:, 1:]
         )
-    if "pos_embed" in joined and len(joined["pos_embed"].shape) == 2:  # SigLIP's.
-        embedding = joined["pos_embed"]
-        joined["pos_embed"] = embedding._replace(
-            shape=(1, *embedding.shape), read=lambda: embedding.read()[None]
-        )
+    return joined
+
+
+def _from_transformers(arrays: dict[str, StoredArray]) -> dict[str, StoredArray]:
+    """Return the arrays of a Transformers checkpoint by timm's names."""
+    prefix = prefix_of(arrays)
+    joined = _as_vectors(_in_timm(arrays, prefix), prefix + REGISTERS in arrays)
     for kind in ("weight", "bias"):
         if packed := joined.pop(f"attn_pool.in_proj_{kind}", None):
             dim = packed.shape[0] // 3

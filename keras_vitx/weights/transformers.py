@@ -1,6 +1,7 @@
-"""Names in files of Hugging Face Transformers, and of parts of arrays.
+"""Names in files of Hugging Face Transformers and of authors, and of parts of arrays.
 
-ViT, DeiT, DINOv2 and 3, SigLIP and SigLIP 2 (images of one size).
+ViT, DeiT, I-JEPA, ViT-MSN, CLIP, DINOv2 and 3, SigLIP and SigLIP 2 (images of one size); Meta's
+DINOv2 and 3, EVA-02, and the image towers of OpenAI's and open_clip's CLIP.
 """
 
 import re
@@ -15,6 +16,8 @@ REGISTERS = "embeddings.register_tokens"
 # that no prediction depends on.
 ROWS = (
     (r"embeddings\.(cls)_token", r"\1_token"),
+    (r"embeddings\.class_embedding", r"cls_token"),
+    (r"pre_layrnorm\.(.+)", r"norm_pre.\1"),
     (r"embeddings\.distillation_token", r"dist_token"),
     (r"embeddings\.register_tokens", r"reg_token"),
     (r"embeddings\.position_embeddings", r"pos_embed"),
@@ -38,7 +41,7 @@ ROWS = (
     (r"(?:model\.)?layer\.(\d+)\.(norm[12]\..+)", r"blocks.\1.\2"),
     (r"(?:model\.)?layer\.(\d+)\.mlp\.(?:gate|up)_proj\.(.+)", r"blocks.\1.mlp.fc1.\2"),
     (r"(?:model\.)?layer\.(\d+)\.mlp\.down_proj\.(.+)", r"blocks.\1.mlp.fc2.\2"),
-    (r"(?:text_model\..+|logit_(?:scale|bias)|embeddings\.position_ids)", r""),
+    (r"(?:text_model\..+|logit_(?:scale|bias)|embeddings\.position_ids|(?:visual|text)_projection\..+)", r""),
     (r"embeddings\.position_embedding\.weight", r"pos_embed"),
     (r"embeddings\.patch_embedding\.(weight|bias)", r"patch_embed.proj.\1"),
     (r"encoder\.layers\.(\d+)\.self_attn\.[qkv]_proj\.(.+)", r"blocks.\1.attn.qkv.\2"),
@@ -52,14 +55,30 @@ ROWS = (
     (r"head\.layernorm\.(.+)", r"attn_pool.norm.\1"),
     (r"head\.(mlp\..+)", r"attn_pool.\1"),
 )  # fmt: skip
-# Names of timm's whose arrays are parts of one: EVA-02-B and L, DINOv3-S+.
+# Names of authors, and those of timm whose arrays are parts of one: EVA-02-B and L, DINOv3-S+.
 JOINED = (
+    (r"(?:mask_token|.+\.bias_mask|proj)", r""),
+    (r"(?:register|storage)_tokens", r"reg_token"),
+    (r"(blocks\.\d+\.mlp)\.w[12]\.(.+)", r"\1.fc1.\2"),
+    (r"(blocks\.\d+\.mlp)\.w3\.(.+)", r"\1.fc2.\2"),
+    (r"(blocks\.\d+\.mlp)\.ffn_ln\.(.+)", r"\1.norm.\2"),
+    (r"(blocks\.\d+\.attn)\.inner_attn_ln\.(.+)", r"\1.norm.\2"),
+    (r"conv1\.(weight)", r"patch_embed.proj.\1"),
+    (r"class_embedding", r"cls_token"),
+    (r"positional_embedding", r"pos_embed"),
+    (r"ln_pre\.(.+)", r"norm_pre.\1"),
+    (r"ln_post\.(.+)", r"norm.\1"),
+    (r"transformer\.resblocks\.(\d+)\.ln_([12])\.(.+)", r"blocks.\1.norm\2.\3"),
+    (r"transformer\.resblocks\.(\d+)\.attn\.in_proj_(.+)", r"blocks.\1.attn.qkv.\2"),
+    (r"transformer\.resblocks\.(\d+)\.attn\.out_proj\.(.+)", r"blocks.\1.attn.proj.\2"),
+    (r"transformer\.resblocks\.(\d+)\.mlp\.c_fc\.(.+)", r"blocks.\1.mlp.fc1.\2"),
+    (r"transformer\.resblocks\.(\d+)\.mlp\.c_proj\.(.+)", r"blocks.\1.mlp.fc2.\2"),
     (r"(blocks\.\d+\.attn)\.[qkv]_proj\.weight", r"\1.qkv.weight"),
     (r"(blocks\.\d+\.attn)\.([qv])_proj\.bias", r"\1.\2_bias"),
     (r"(blocks\.\d+\.mlp)\.fc1_[gx]\.(.+)", r"\1.fc1.\2"),
 )
 # Parts of one matrix, in timm's order.
-PARTS = ("query|q_proj|gate_proj|fc1_g", "key|k_proj|up_proj|fc1_x", "value|v_proj")
+PARTS = ("query|q_proj|gate_proj|fc1_g|w1", "key|k_proj|up_proj|fc1_x|w2", "value|v_proj")
 
 
 def prefix_of(names: Iterable[str]) -> str | None:
