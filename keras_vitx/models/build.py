@@ -229,9 +229,11 @@ def _model(
     family: Constructor, named: Constructor, args: tuple, arguments: dict[str, Any]
 ) -> keras.Model:
     """Return a model of a family, as `named`, it or one of its sizes, is called."""
+    caller = named
     try:
         passed = inspect.signature(named).bind(*args, **arguments).arguments
         overrides = passed.pop("overrides", {})
+        caller = family
         inspect.signature(family).bind(**{**named.data, **passed, **overrides})
     except TypeError as error:
         hints = [f"`{OF_TIMM[each]}` is timm's `{each}`." for each in arguments if each in OF_TIMM]
@@ -239,7 +241,7 @@ def _model(
             hints = [
                 f"Use a size, such as {next(n for n in MODELS if MODELS[n].family == named.__name__)}."
             ]
-        raise TypeError(" ".join([f"{named.__name__}(): {error}.", *hints])) from None
+        raise TypeError(" ".join([f"{caller.__name__}(): {error}.", *hints])) from None
     arguments = to_python({**named.data, "input_shape": None, **passed, **overrides}, max_ndim=1)
     tensor, weights = arguments.get("input_tensor"), arguments.get("weights")
     shape = _image_shape(arguments["input_shape"], tensor)

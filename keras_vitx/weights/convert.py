@@ -101,8 +101,8 @@ def convert(file: WeightsFile, model, strict: bool = True) -> Conversion:
         lines = [f"The file{origin} doesn't fit the model {model.name!r}."]
         if missing and all(map(is_head, missing)):
             lines[0] += (
-                " It has no classifier: build with include_top=False, or strict=False, which "
-                "starts one."
+                " It has no classifier: build with include_top=False, or with classes= or "
+                "strict=False, which starts one."
             )
         for names, problem in (
             (missing, "missing from the file"),

@@ -130,9 +130,10 @@ def test_a_file_without_a_classifier_starts_one_if_asked(file_of, tmp_path, capl
     headless.save_weights(path)
     path = path if suffix == ".weights.h5" else file_of(headless)
     with pytest.raises(ValueError, match=r"no classifier.*strict=False, which starts one"):
-        vit(weights=path)
+        kv.ViT(**SMALL, weights=path)
+    assert vit(weights=path).head_loaded is False
     model = vit(weights=path, strict=False)
-    assert "2 variables start anew (head" in caplog.text and model.output_shape == (None, 5)
+    assert model.output_shape == (None, 5)
     assert model.head_loaded is False
 
 
