@@ -23,7 +23,7 @@ from keras_vitx.models.arguments import Layers, ModelArguments, to_python
 from keras_vitx.models.chain import Chain
 from keras_vitx.preprocessing import IMAGENET_DEFAULT, ModelInput, Preprocessing
 from keras_vitx.text import nearest
-from keras_vitx.weights.catalog import BY_NAME, CONSTRUCTORS, Checkpoint
+from keras_vitx.weights.catalog import BY_NAME, CONSTRUCTORS, timm_hints
 from keras_vitx.weights.names import TABLES, Table
 
 Constructor = Callable[..., keras.Model]
@@ -48,10 +48,6 @@ OF_SIZES = (
     *("classifier_activation", "name", "include_preprocessing"),
 )
 """The arguments in the signature of a size: those of keras.applications, in order, and one more."""
-
-OF_TIMM = {"num_classes": "classes", "img_size": "input_shape", "pretrained": "weights"}
-OF_TIMM |= {"drop_path_rate": "drop_path", "drop_rate": "dropout", "in_chans": "input_shape"}
-"""This package's arguments, by timm's."""
 
 END_OF_DOC = (
     inspect.cleandoc(ModelArguments.__doc__ or "").partition("Args:\n")[2]
@@ -147,8 +143,7 @@ def _size(
     )
     constructor.__name__ = constructor.__qualname__ = name
     constructor.__module__ = family.__module__
-    own = {key: data[key] for key in data if key not in ("input_shape", "classes")}
-    described = ", ".join(f"{key}={value!r}" for key, value in own.items())
+    described = ", ".join(f"{key}={value!r}" for key, value in [*data.items()][2:])
     constructor.__doc__ = (
         f"Return {family.__name__} with {described}.\n\n"
         f"Args:\n"
@@ -167,22 +162,14 @@ def list_models(pattern: str = "*") -> list[str]:
 
 
 def create_model(name: str, **arguments: Any) -> keras.Model:
-    """Return a model of a size, or of timm's name of a network or a checkpoint.
+    """Return a model of a size, or of timm's name of a network or a checkpoint:
 
     ```python
-    kv.create_model("CaiT_S24", weights="imagenet")
     kv.create_model("vit_base_patch16_clip_224.openai", weights="timm")
     ```
 
-    A network of timm's has timm's output, image size, classes and preprocessing, but for what is
-    passed: without a classifier the pooled vector; `classes` adds one.
-
-    Args:
-        name: A size, or timm's name; that of a network means its first checkpoint's.
-        **arguments: As of the size or the family. `weights="timm"` are those of the checkpoint.
-
-    Raises:
-        ValueError: if no model has the name; the message suggests the nearest ones.
+    A network of timm's has its output, image size, classes and preprocessing: without a classifier
+    the pooled vector; `classes` adds one. `weights="timm"` are the name's, or its first checkpoint's.
     """
     if name in MODELS:
         return MODELS[name](**arguments)
@@ -190,29 +177,16 @@ def create_model(name: str, **arguments: Any) -> keras.Model:
         raise ValueError(f"No model is named {name!r}. {nearest(name, [*MODELS, *BY_NAME])}")
     if arguments.get("weights") == "timm":
         arguments["weights"] = known.name
-    return _of_checkpoint(known, "classes" in arguments)(**arguments)
-
-
-def _of_checkpoint(known: Checkpoint, has_head: bool) -> Constructor:
-    """Return the constructor of a checkpoint's network, with a classifier if it has one."""
     base = {**FAMILIES, **MODELS}[known.constructor]
     family = FAMILIES[getattr(base, "family", known.constructor)]
-    shape = (known.image_size, known.image_size, 3)
-    data = {**base.data, **known.arguments, "input_shape": shape}
-    data["classes"] = known.classes or SHARED["classes"].default
-    if has_head:
-        data["include_top"] = True
-    return _size(known.fits[0], family, known.preprocessing, data)
+    data = {**base.data, **known.data("classes" in arguments)}
+    return _size(known.fits[0], family, known.preprocessing, data)(**arguments)
 
 
 def model_input(model: Any) -> Any:
-    """Return the image size and the preprocessing of `model`, without building it.
+    """Return the image size and the preprocessing of a size or checkpoint, without building it.
 
-    Args:
-        model: Name of a size or of a checkpoint; anything else is returned unchanged.
-
-    Raises:
-        ValueError: if the name is unknown; the message suggests the nearest ones.
+    Anything but a name is returned unchanged. A ValueError suggests the nearest to an unknown name.
     """
     if not isinstance(model, str):
         return model
@@ -220,8 +194,7 @@ def model_input(model: Any) -> Any:
         size = MODELS[model]
         return ModelInput((None, *size.data["input_shape"]), size.preprocessing)
     if (known := BY_NAME.get(model)) is None:
-        hint = nearest(model, [*MODELS, *BY_NAME])
-        raise ValueError(f"No model or checkpoint is named {model!r}. {hint}")
+        raise ValueError(f"No model is named {model!r}. {nearest(model, [*MODELS, *BY_NAME])}")
     return ModelInput((None, *(known.image_size,) * 2, 3), known.preprocessing)
 
 
@@ -236,12 +209,10 @@ def _model(
         caller = family
         inspect.signature(family).bind(**{**named.data, **passed, **overrides})
     except TypeError as error:
-        hints = [f"`{OF_TIMM[each]}` is timm's `{each}`." for each in arguments if each in OF_TIMM]
+        hints = timm_hints(arguments)
         if named is family and not (args or arguments):
-            hints = [
-                f"Use a size, such as {next(n for n in MODELS if MODELS[n].family == named.__name__)}."
-            ]
-        raise TypeError(" ".join([f"{caller.__name__}(): {error}.", *hints])) from None
+            hints = [f"Use a size, such as {n}." for n in MODELS if n.startswith(named.__name__)]
+        raise TypeError(" ".join([f"{caller.__name__}(): {error}.", *hints[:1]])) from None
     arguments = to_python({**named.data, "input_shape": None, **passed, **overrides}, max_ndim=1)
     tensor, weights = arguments.get("input_tensor"), arguments.get("weights")
     shape = _image_shape(arguments["input_shape"], tensor)

@@ -63,6 +63,12 @@ class Checkpoint:
     also_starts: tuple[str, ...] = ()
     class_names: tuple[str, ...] | None = None
 
+    def data(self, has_head: bool) -> dict[str, Any]:
+        """Return the arguments of its network, with a classifier if it has one or `has_head`."""
+        data = {**self.arguments, "input_shape": (self.image_size, self.image_size, 3)}
+        data["classes"] = self.classes or 1000
+        return data | {"include_top": True} if has_head else data
+
     @property
     def architecture(self) -> str:
         """timm's name of the network, which it is pretrained weights of."""
@@ -142,6 +148,16 @@ def _cifar10(size: str, top1: float, preprocessing: Preprocessing = IMAGENET_DEF
 
 # timm's names, by benchmarks/timm_names.py. If several fit a size, "imagenet" prefers earlier rows.
 TIMM = (Path(__file__).parent / "timm.tsv").read_text("utf-8")
+
+OF_TIMM = {"num_classes": "classes", "img_size": "input_shape", "pretrained": "weights"}
+OF_TIMM |= {"drop_path_rate": "drop_path", "drop_rate": "dropout", "in_chans": "input_shape"}
+"""This package's arguments, by timm's."""
+
+
+def timm_hints(arguments: Mapping[str, Any]) -> list[str]:
+    """Return what this package calls the arguments that are timm's."""
+    return [f"`{OF_TIMM[each]}` is timm's `{each}`." for each in arguments if each in OF_TIMM]
+
 
 CHECKPOINTS = (
     *(_timm(row.split("\t")) for row in TIMM.splitlines()),
