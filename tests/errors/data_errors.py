@@ -158,7 +158,7 @@ ERRORS = {
         "`model.preprocessing` must be set": lambda: preprocess_input(X, PLAIN),
         "Received: (None, None, 32, 3)": lambda: ModelInput.of(stand_in((None, 32))),
         "each of 3 channels": lambda: ModelInput.of(stand_in(mean=LEVEL, std=LEVEL)),
-        "No model or checkpoint is named 'CaiT_S244'...'CaiT_S24'": partial(named, "CaiT_S244"),
+        "No model is named 'CaiT_S244'...'CaiT_S24'": partial(named, "CaiT_S244"),
         # Resizing.
         "`crop_ratio` must be at most": lambda: preprocess_input(X, stand_in(crop_ratio=17)),
         "must resize images to at most": lambda: preprocess_input(X, stand_in((1, 1 << 22))),
