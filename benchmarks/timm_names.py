@@ -250,7 +250,7 @@ def row_of(tag, constructor, arguments, pool, known):
         11821: "imagenet-12k",
     }
     dataset = old.dataset if old else datasets.get(config.num_classes, tag.partition(".")[2])
-    license = old.license if old else config.license or "apache-2.0"
+    license = old.license if old else config.license or ""
     top = [old.top1, old.top5, old.top1_real, old.top1_v2] if old and old.top1 else []
     mean, std = (json.dumps(list(values)) for values in (config.mean, config.std))
     return [

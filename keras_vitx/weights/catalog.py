@@ -109,7 +109,7 @@ def _timm(row: Sequence[str]) -> Checkpoint:
         classes=int(classes),
         dataset=dataset,
         preprocessing=Preprocessing(json.loads(mean), json.loads(std), ratio, interpolation),
-        license=license,
+        license=license or None,
         arguments=json.loads(arguments),
         # Context Broadcasting adds no variables.
         also_starts=(f"CB{constructor}",) if name.startswith(("deit_", "pit_b")) else (),
