@@ -288,6 +288,8 @@ def difference(tag):
     cut = in_timm = {"depth": 2}
     if "PiT" in known.constructor:
         cut, in_timm = {"depths": (1, 1, 1)}, {"depth": (1, 1, 1)}
+    if "Mixer" in known.constructor:
+        in_timm = {"num_blocks": 2}
     if "ConViT" in known.constructor:
         cut, in_timm = {**cut, "local_depth": 1}, {**cut, "local_up_to_layer": 1}
     patch = base.get("patch_size", 16)
