@@ -45,7 +45,7 @@ DINOv2_L = _variant("DINOv2_L", ViT, dim=1024, depth=24, num_heads=16, **_DINOV2
 DINOv2_S_Reg = _variant("DINOv2_S_Reg", ViT, dim=384, depth=12, num_heads=6, **_REG)
 DINOv2_B_Reg = _variant("DINOv2_B_Reg", ViT, dim=768, depth=12, num_heads=12, **_REG)
 DINOv2_L_Reg = _variant("DINOv2_L_Reg", ViT, dim=1024, depth=24, num_heads=16, **_REG)
-# SigLIP 2, Section 3; GAP: without its pooling. The activations of SO400M are timm's.
+# SigLIP 2, Section 3; GAP: without its pooling. The activations of SO400M and of L at 512 are timm's.
 _256 = dict(input_shape=(256, 256, 3))
 _GAP = dict(class_token=False, preprocessing=_INCEPTION)
 _SIGLIP = dict(attention_pooling=True, **_GAP)
@@ -53,10 +53,12 @@ _SO400M = dict(dim=1152, depth=27, num_heads=16, mlp_ratio=3.7362)
 _SO400M_16 = dict(activation="gelu_tanh", **_SO400M, **_256)
 SigLIP2_B = _variant("SigLIP2_B", ViT, dim=768, depth=12, num_heads=12, **_SIGLIP)
 SigLIP2_L = _variant("SigLIP2_L", ViT, dim=1024, depth=24, num_heads=16, **_SIGLIP, **_256)
+SigLIP2_L_512 = _variant("SigLIP2_L_512", ViT, dim=1024, depth=24, num_heads=16, activation="gelu_tanh", input_shape=(512, 512, 3), **_SIGLIP)
 SigLIP2_SO400M = _variant("SigLIP2_SO400M", ViT, patch_size=14, **_SO400M, **_SIGLIP)
 SigLIP2_SO400M_16 = _variant("SigLIP2_SO400M_16", ViT, **_SO400M_16, **_SIGLIP)
 SigLIP2_B_GAP = _variant("SigLIP2_B_GAP", ViT, dim=768, depth=12, num_heads=12, **_GAP)
 SigLIP2_L_GAP = _variant("SigLIP2_L_GAP", ViT, dim=1024, depth=24, num_heads=16, **_GAP, **_256)
+SigLIP2_L_512_GAP = _variant("SigLIP2_L_512_GAP", ViT, dim=1024, depth=24, num_heads=16, activation="gelu_tanh", input_shape=(512, 512, 3), **_GAP)
 SigLIP2_SO400M_GAP = _variant("SigLIP2_SO400M_GAP", ViT, patch_size=14, **_SO400M, **_GAP)
 SigLIP2_SO400M_16_GAP = _variant("SigLIP2_SO400M_16_GAP", ViT, **_SO400M_16, **_GAP)
 # CLIP, Table 20, with OpenAI's GELU; files of LAION and DataComp have `activation="gelu"`.

@@ -117,10 +117,12 @@ DINOv2_B_Reg: _ViTSize
 DINOv2_L_Reg: _ViTSize
 SigLIP2_B: _ViTSize
 SigLIP2_L: _ViTSize
+SigLIP2_L_512: _ViTSize
 SigLIP2_SO400M: _ViTSize
 SigLIP2_SO400M_16: _ViTSize
 SigLIP2_B_GAP: _ViTSize
 SigLIP2_L_GAP: _ViTSize
+SigLIP2_L_512_GAP: _ViTSize
 SigLIP2_SO400M_GAP: _ViTSize
 SigLIP2_SO400M_16_GAP: _ViTSize
 CLIP_B_32: _ViTSize
