@@ -35,6 +35,14 @@ def atomic_write(path: str | os.PathLike) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=path.parent) as beside:
         temporary = Path(beside, path.name)
         yield temporary
-        if path.is_dir() and temporary.is_dir():
-            path.rename(Path(tempfile.mkdtemp(dir=beside), "before"))
-        temporary.replace(path)
+        if not (path.is_dir() and temporary.is_dir()):
+            temporary.replace(path)
+            return
+        before = Path(tempfile.mkdtemp(dir=beside), "before")
+        try:
+            path.rename(before)
+            temporary.replace(path)
+        except BaseException:  # The directory beside is deleted.
+            if not path.exists():
+                before.rename(path)
+            raise

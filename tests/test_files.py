@@ -43,6 +43,18 @@ def test_a_file_does_not_replace_a_directory(tmp_path):
     assert read(tmp_path / "directory") == "mine"
 
 
+def test_an_exchange_that_fails_leaves_the_old_directory(tmp_path, monkeypatch):
+    write(tmp_path / "directory", "old", directory=True)
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write(tmp_path / "directory", "new", directory=True)
+    assert read(tmp_path / "directory") == "old"
+
+
 def test_a_link_is_followed_and_what_is_protected_stays(tmp_path):
     (tmp_path / "link").symlink_to("target")
     for text in ("old", "new"):  # Of a link to nothing, and to a file.

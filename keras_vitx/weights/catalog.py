@@ -97,20 +97,18 @@ def _timm(row: Sequence[str]) -> Checkpoint:
     Its columns: tag, constructor, its arguments, image size, classes, dataset, mean, deviation,
     crop ratio, interpolation, license; if known, top-1, top-5, ReaL top-1 and V2 top-1.
     """
-    name, constructor, arguments, side, classes, dataset, *statistics, license = row[:11]
-    mean, std, crop_ratio, interpolation = statistics
-    ratio = float(crop_ratio)
+    name, constructor, own, side, classes, dataset, mean, std, crop, filter, license, *tops = row
     return Checkpoint(
         name,
         constructor,
         int(side),
-        *map(float, row[11:]),
+        *map(float, tops),
         source=f"hf://timm/{name}",
         classes=int(classes),
         dataset=dataset,
-        preprocessing=Preprocessing(json.loads(mean), json.loads(std), ratio, interpolation),
+        preprocessing=Preprocessing(json.loads(mean), json.loads(std), float(crop), filter),
         license=license or None,
-        arguments=json.loads(arguments),
+        arguments=json.loads(own),
         # Context Broadcasting adds no variables.
         also_starts=(f"CB{constructor}",) if name.startswith(("deit_", "pit_b")) else (),
     )

@@ -206,7 +206,7 @@ def test_what_changes_after_a_step_is_trained():
     assert len(losses) > 1
 
 
-# keras-team/keras#19263: what is rounded is what `quantize` was told, also after loading.
+# keras-team/keras#21928: what is rounded is what `quantize` was told, also after loading.
 @pytest.mark.parametrize("adapted", [False, True])
 def test_quantized_by_a_config(adapted, tmp_path):
     model = randomized("ViT")
