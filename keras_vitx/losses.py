@@ -78,8 +78,15 @@ class SigmoidCrossentropy(_Crossentropy):
 
     own_name = "sigmoid_crossentropy"
 
-    def __init__(self, *args: Any, class_weight: Sequence[float] | None = None, **kwargs: Any):
-        super().__init__(*args, **kwargs)
+    def __init__(
+        self,
+        label_smoothing: float = 0.0,
+        from_logits: bool = False,
+        name: str | None = None,
+        class_weight: Sequence[float] | None = None,
+        **kwargs: Any,
+    ):
+        super().__init__(label_smoothing, from_logits, name, **kwargs)
         self.class_weight = class_weight and tuple(class_weight)
 
     def get_config(self):

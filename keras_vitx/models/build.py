@@ -162,11 +162,7 @@ def list_models(pattern: str = "*") -> list[str]:
 
 
 def create_model(name: str, **arguments: Any) -> keras.Model:
-    """Return a model of a size, or of timm's name of a network or a checkpoint:
-
-    ```python
-    kv.create_model("vit_base_patch16_clip_224.openai", weights="timm")
-    ```
+    """Return a model of a size, or of timm's name, such as "vit_base_patch16_clip_224.openai".
 
     A network of timm's has its output, image size, classes and preprocessing: without a classifier
     the pooled vector; `classes` adds one. `weights="timm"` are the name's, or its first checkpoint's.

@@ -104,9 +104,7 @@ class UserBatches(keras.utils.PyDataset):
         return length_of(self.batches)
 
     def __getitem__(self, index: int) -> tuple:
-        if not self.is_indexed:
-            return self._change(index, self._next())
-        return self._change(index, self.batches[index])
+        return self._change(index, self.batches[index] if self.is_indexed else self._next())
 
     def __iter__(self) -> Iterator[tuple]:
         """Yield the batches of one pass."""

@@ -3,15 +3,11 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.resources import files
 from math import prod
-from pathlib import Path
 from typing import Any
 
-from keras_vitx.preprocessing import (
-    IMAGENET_DEFAULT,
-    IMAGENET_INCEPTION,
-    Preprocessing,
-)
+from keras_vitx.preprocessing import IMAGENET_DEFAULT, IMAGENET_INCEPTION, Preprocessing
 from keras_vitx.text import nearest
 
 IMAGENET = "imagenet"
@@ -145,7 +141,7 @@ def _cifar10(size: str, top1: float, preprocessing: Preprocessing = IMAGENET_DEF
 
 
 # timm's names, by benchmarks/timm_names.py. If several fit a size, "imagenet" prefers earlier rows.
-TIMM = (Path(__file__).parent / "timm.tsv").read_text("utf-8")
+TIMM = files(__package__).joinpath("timm.tsv").read_text("utf-8")
 
 OF_TIMM = {"num_classes": "classes", "img_size": "input_shape", "pretrained": "weights"}
 OF_TIMM |= {"drop_path_rate": "drop_path", "drop_rate": "dropout", "in_chans": "input_shape"}
