@@ -13,6 +13,7 @@ from harness import FAMILIES, ROOT, array
 
 import keras_vitx as kv
 from keras_vitx.models.chain import Chain
+from keras_vitx.training.optimizer import optimizer_of
 
 pytestmark = pytest.mark.backend_free
 DATA = np.random.default_rng(0).integers(0, 256, (16, 16, 16, 3), "uint8"), np.arange(16) % 5
@@ -131,3 +132,16 @@ def table(directory):
 
 def test_a_setting_is_in_force_or_refused(tmp_path):
     assert table(tmp_path) in (ROOT / "docs/training.md").read_text()
+
+
+@pytest.mark.parametrize("past", [past for past in PASTS if past != "loaded"])
+def test_the_average_of_the_weights(past):
+    """It is near the weights in so short a run: the optimizer has the momentum, or an error."""
+    model = PASTS[past]()
+    try:
+        kv.fit(model, DATA, ema=0.5, **RUN)
+    except ValueError as error:
+        assert "`ema`" in str(error) and past == "compiled: all"
+    else:
+        optimizer = optimizer_of(model)
+        assert optimizer.use_ema and optimizer.ema_momentum == 0.5 and past != "compiled: all"
