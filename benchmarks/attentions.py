@@ -48,7 +48,7 @@ def networks() -> dict:
         "gate per element": lambda index: Attention(3, gate="element"),
         "QK-norm": lambda index: Attention(3, on_queries_keys=[norm()]),
         "differential": lambda index: Attention(6, head_size=64, on_weights=[difference()]),
-        "RoPE": lambda index: Attention(3, on_queries_keys=[RotaryEmbedding()]),
+        "RoPE": lambda index: Attention(3, on_queries_keys=[RotaryEmbedding((14, 14), 1)]),
         "ALiBi": lambda index: alibi(3),
         "value residual": lambda index: residual(3, first=index == 0),
     }

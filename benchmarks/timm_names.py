@@ -169,7 +169,7 @@ def same_size(family, arguments):
 
     own = inspect.signature(FAMILIES[family]).parameters
     rotary = inspect.signature(kv.layers.RotaryEmbedding).parameters
-    rotary = {n: p.default for n, p in rotary.items() if p.kind is p.POSITIONAL_OR_KEYWORD}
+    rotary = {n: p.default for n, p in rotary.items() if p.default is not p.empty}
     defaults = {n: p.default for n, p in own.items() if p.default is not p.empty}
     wanted = comparable(arguments)
     sizes = (n for n, c in MODELS.items() if c.family == family and "Mini" not in n)

@@ -13,15 +13,17 @@ import numpy as np
 class ALiBiAttention(Attention):
     fused = None
 
-    def set_grid(self, grid, num_prefix_tokens):
-        places = np.indices(grid).reshape(2, -1).T
-        distances = np.linalg.norm(places[:, None] - places, axis=-1)
-        self.distances = np.pad(distances, (num_prefix_tokens, 0))
+    def __init__(self, num_heads, grid, num_prefix_tokens=1, **kwargs):
+        super().__init__(num_heads, **kwargs)
+        self.grid, self.num_prefix_tokens = grid, num_prefix_tokens
 
     def logits_of(self, query, key):
+        places = np.indices(self.grid).reshape(2, -1).T
+        distances = np.linalg.norm(places[:, None] - places, axis=-1)
+        distances = np.pad(distances, (self.num_prefix_tokens, 0))
         slopes = 2.0 ** (-8 * np.arange(1, self.num_heads + 1) / self.num_heads)
-        bias = slopes[:, None, None] * self.distances
+        bias = slopes[:, None, None] * distances
         return super().logits_of(query, key) - keras.ops.cast(bias, query.dtype)
 
 
-model = kv.ViT_Mini(attention=lambda index: ALiBiAttention(4))
+model = kv.ViT_Mini(attention=lambda index: ALiBiAttention(4, grid=(8, 8)))

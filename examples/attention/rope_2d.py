@@ -5,5 +5,7 @@ import keras_vitx as kv
 from keras_vitx.layers import Attention, RotaryEmbedding
 
 model = kv.ViT_Mini(
-    attention=lambda index: Attention(4, on_queries_keys=[RotaryEmbedding()])
+    attention=lambda index: Attention(
+        4, on_queries_keys=[RotaryEmbedding(grid=(8, 8), num_prefix_tokens=1)]
+    )
 )

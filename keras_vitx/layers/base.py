@@ -61,14 +61,12 @@ class Layer(AfterBuild, keras.layers.Layer):
         varying: Names of numeric arguments that may differ between blocks of one loop over depth.
         frozen: The result of `frozen_layers` for the layer that this one is a copy of.
         quantized: That of `quantized_layers`.
-        told_grid: Rows, columns and prefix tokens that `tell_grid` told the layers inside.
     """
 
     initialization = "normal"
     varying: tuple[str, ...] = ()
     frozen: dict[str, bool] = {}
     quantized: dict[str, Any] = {}
-    told_grid: tuple[int, ...] = ()
 
     def get_config(self) -> dict[str, Any]:
         """Return the config from which `from_config` makes an equal, unbuilt layer."""
@@ -76,7 +74,6 @@ class Layer(AfterBuild, keras.layers.Layer):
         optional = {
             "frozen": frozen_layers(self) if self.built else self.frozen,
             "quantized": _serialized(quantized_layers(self) if self.built else self.quantized),
-            "told_grid": list(self.told_grid),
         }
         return super().get_config() | given | {name: x for name, x in optional.items() if x}
 
@@ -87,11 +84,8 @@ class Layer(AfterBuild, keras.layers.Layer):
             name: keras.saving.deserialize_keras_object(value) for name, value in config.items()
         }
         frozen, quantized = given.pop("frozen", {}), given.pop("quantized", {})
-        told_grid = given.pop("told_grid", ())
         layer = cls(**given)
         layer.frozen, layer.quantized = frozen, quantized
-        if told_grid:
-            tell_grid(layer, *told_grid)
         return layer
 
     def after_build(self) -> None:
@@ -103,9 +97,6 @@ class Layer(AfterBuild, keras.layers.Layer):
             if path in self.quantized and layer.quantization_mode is None:
                 how = self.quantized[path]
                 layer.quantize(**{"mode" if isinstance(how, str) else "config": how})
-
-    def set_grid(self, grid: tuple[int, int], num_prefix_tokens: int) -> None:
-        """Learn, before `build`, rows and columns of the patches, and the tokens before them."""
 
     def run(
         self, layer: keras.layers.Layer, x: Any, training: bool | None = None, **arguments: Any
@@ -135,14 +126,6 @@ class Layer(AfterBuild, keras.layers.Layer):
         layer = keras.layers.Dense(units, use_bias=use_bias, name=name, **arguments)
         layer.build(input_shape)
         return layer
-
-
-def tell_grid(layer: keras.layers.Layer, rows: int, columns: int, num_prefix_tokens: int) -> None:
-    """Call `set_grid` of every layer in `layer` that defines it, which its config then tells."""
-    for one in sublayers(layer):
-        if isinstance(one, Layer) and type(one).set_grid is not Layer.set_grid:
-            one.set_grid((rows, columns), num_prefix_tokens)
-            layer.told_grid = (rows, columns, num_prefix_tokens)
 
 
 def frozen_layers(layer: keras.layers.Layer) -> dict[str, bool]:

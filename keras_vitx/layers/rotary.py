@@ -1,6 +1,6 @@
 """Rotary position embeddings of patches."""
 
-from math import isqrt, pi
+from math import pi
 from typing import Literal
 
 from keras_vitx.checks import check_argument
@@ -26,6 +26,8 @@ class RotaryEmbedding(Layer):
     of both, which their product does not see.
 
     Args:
+        grid: Rows and columns of patches; `Chain.at_size` replaces it.
+        num_prefix_tokens: Number of tokens before the patches.
         temperature: $T$.
         learned: Whether all frequencies are learned, `freqs` (2, heads, size / 2): RoPE-ViT's mixed
             form. They start as the axial ones, turned by a random angle per head.
@@ -40,6 +42,8 @@ class RotaryEmbedding(Layer):
 
     def __init__(
         self,
+        grid: tuple[int, int],
+        num_prefix_tokens: int = 0,
         temperature: float = 100.0,
         learned: bool = False,
         order: str = "yx",
@@ -51,6 +55,8 @@ class RotaryEmbedding(Layer):
     ):
         super().__init__(**kwargs)
         check_argument("order", order, Literal["yx", "xy"])
+        self.grid = tuple(grid)
+        self.num_prefix_tokens = num_prefix_tokens
         self.temperature = temperature
         self.learned = learned
         self.order = order
@@ -58,16 +64,9 @@ class RotaryEmbedding(Layer):
         self.centered = centered
         self.reference_grid = reference_grid and tuple(reference_grid)
         self.offset = offset
-        self.places = None
-
-    def set_grid(self, grid, num_prefix_tokens):
-        self.places = grid, num_prefix_tokens
 
     def build(self, input_shape):
-        (_, tokens, heads, self.size), _ = input_shape
-        if self.places is None:
-            side = isqrt(tokens)
-            self.set_grid((side, side), tokens - side**2)
+        (_, _, heads, self.size), _ = input_shape
         if self.learned:
             shape = (2, heads, self.size // 2)
             self.freqs = self.add_weight(shape, self.turned, autocast=False, name="freqs")
@@ -82,13 +81,12 @@ class RotaryEmbedding(Layer):
     def angles(self):
         r"""Return $\theta$, `(tokens, heads or 1, size / 2)`, with 0 before the patches."""
         # Of tensors of the device: one of NumPy would be copied to it in every step.
-        grid, num_prefix_tokens = self.places
-        y, x = map(self.coordinates, grid, self.reference_grid or grid)
+        y, x = map(self.coordinates, self.grid, self.reference_grid or self.grid)
         frequencies = self.freqs if self.learned else self.axial()
         of_y, of_x = (0, 1) if self.order == "yx" else (1, 0)
         angles = (y * frequencies[of_y])[:, None] + (x * frequencies[of_x])[None]
         angles = ops.reshape(angles, (-1, *angles.shape[2:]))
-        return ops.pad(angles, ((num_prefix_tokens, 0), (0, 0), (0, 0)))
+        return ops.pad(angles, ((self.num_prefix_tokens, 0), (0, 0), (0, 0)))
 
     def coordinates(self, side, reference):
         """Return the coordinates along one axis of the grid, `(side, 1, 1)`."""

@@ -19,7 +19,6 @@ from keras_vitx.layers.base import (
     frozen_layers,
     register,
     serialize,
-    tell_grid,
 )
 from keras_vitx.layers.block import Block
 from keras_vitx.layers.cait import ClassBlock
@@ -276,10 +275,9 @@ class Chain(MultiHeadTraining, ImageModel):
             precision = at_least_float32(layers[0].dtype_policy) if layers else None
             defaults = {"name": "images", "dtype": precision}
             input_tensor = keras.Input(input_shape, **defaults | (images or {}))
-        x, grid = input_tensor, None
+        x = input_tensor
         for layer in layers:
-            _tell_grid(layer, grid, x)
-            x, grid = layer(x), grid_after(layer, grid)
+            x = layer(x)
         about = (family, preprocessing, class_names, scan, remat, size, arguments, dtype, name)
         super().__init__(input_tensor, x, *about)
 
@@ -376,7 +374,6 @@ class Chain(MultiHeadTraining, ImageModel):
                 described["config"]["size"] = shape[:2]
             config["layers"][index] = _with_grid(described, grid)
             layer = keras.saving.deserialize_keras_object(config["layers"][index])
-            _tell_grid(layer, grid, x)
             x, grid = layer(x), grid_after(layer, grid)
         return self.from_config({**config, "input_shape": shape})
 
@@ -426,13 +423,6 @@ def _prepares(model: ImageModel) -> ImagePreprocessing | None:
 def grid_after(layer: keras.layers.Layer, grid: Grid | None) -> Grid | None:
     """Return the rows and columns of the patches that `layer` returns, given those before it."""
     return getattr(layer, "new_grid", getattr(layer, "grid", grid))
-
-
-def _tell_grid(layer: keras.layers.Layer, grid: Grid | None, x: Any) -> None:
-    """Tell layers in `layer`, before they are built, the grid, and the tokens of `x` before it."""
-    shape = keras.tree.flatten(x)[0].shape
-    if grid is not None and len(shape) == 3 and shape[1] is not None:
-        tell_grid(layer, *grid, shape[1] - grid[0] * grid[1])
 
 
 def _of_other_shape(model: Chain, other: Chain) -> set[str]:

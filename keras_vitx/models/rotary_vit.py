@@ -64,7 +64,7 @@ def RotaryViT(
     Args:
         dim, depth: As in `ViT`.
         num_heads: Number of heads; 4 must divide the size of one.
-        rotary: Arguments of `RotaryEmbedding`.
+        rotary: Further arguments of `RotaryEmbedding`.
         mlp_ratio: As in `ViT`.
         gated_mlp: Whether the MLPs are gated (DINOv3-S+, EVA-02).
         mlp_norm: Whether the hidden units of an MLP are normalized (EVA-02-B and L).
@@ -87,7 +87,7 @@ def RotaryViT(
     check_argument("positions", positions, Literal["patches", "tokens"] | None)
 
     def own_attention(index: int):
-        rope = RotaryEmbedding(**(rotary or {}), name="rope")
+        rope = RotaryEmbedding(grid, count, **(rotary or {}), name="rope")
         heads = [layer_norm(epsilon)] if heads_norm else []
         return Attention(num_heads, on_queries_keys=[rope], qkv_bias=qkv_bias, on_heads=heads)
 

@@ -42,11 +42,8 @@ def test_learns_and_is_saved(name, tmp_path):
 
 def attention_of(name, grid=(2, 3)):
     """Return the attention of the second block of an example, 96 wide, built for a grid."""
-    attention = example(name).get_layer("blocks_1").attention
-    layer = type(attention).from_config(attention.get_config())
-    layer.set_grid(grid, 1)
-    layer.build((None, 1 + grid[0] * grid[1], 96))
-    return layer
+    rows, columns = grid
+    return example(name).at_size((4 * rows, 4 * columns)).get_layer("blocks_1").attention
 
 
 def heads(x, layer):

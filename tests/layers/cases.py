@@ -4,6 +4,7 @@ The first case of a layer has the arguments that it requires, from `REQUIRED`, a
 its docstring states. `ROWS` has further cases, and the first where a layer needs another.
 """
 
+import functools
 import inspect
 import re
 from collections.abc import Callable
@@ -56,6 +57,7 @@ NO_EFFECT = ("/proj_l/bias", "/pos_proj/bias", "/k/bias", "/mix/bias")
 
 TOKENS = (5, 8)
 PAIR = (TOKENS, (2, 5, 5))
+rotary = functools.partial(kvl.RotaryEmbedding, (2, 4), 3)
 QUERIES_KEYS = ((11, 2, 8), (11, 2, 8))
 MAPS = (4, 3, 5)
 ROWS = {
@@ -75,13 +77,13 @@ ROWS = {
         on_output=[kvl.ContextBroadcasting(scale=0.1)],
     ),
     "Attention/rotary": (
-        lambda: kvl.Attention(2, on_queries_keys=[kvl.RotaryEmbedding(learned=True)]),
+        lambda: kvl.Attention(2, on_queries_keys=[kvl.RotaryEmbedding((2, 2), 2, learned=True)]),
         (6, 16),
     ),
-    "RotaryEmbedding": (lambda: kvl.RotaryEmbedding(order="xy"), QUERIES_KEYS),
-    "RotaryEmbedding/learned": lambda: kvl.RotaryEmbedding(learned=True, order="xy"),
-    "RotaryEmbedding/centered": lambda: kvl.RotaryEmbedding(halves=True, centered=True),
-    "RotaryEmbedding/reference": lambda: kvl.RotaryEmbedding(1e4, reference_grid=(5, 7)),
+    "RotaryEmbedding": (lambda: rotary(order="xy"), QUERIES_KEYS),
+    "RotaryEmbedding/learned": lambda: rotary(learned=True, order="xy"),
+    "RotaryEmbedding/centered": lambda: rotary(halves=True, centered=True),
+    "RotaryEmbedding/reference": lambda: rotary(temperature=1e4, reference_grid=(5, 7)),
     "Attention/unbiased keys": lambda: kvl.Attention(2, qkv_bias="qv"),
     "MLP/gated": lambda: kvl.MLP(
         8 / 3, "silu", gated=True, on_hidden=[keras.layers.LayerNormalization()], dropout=0.2

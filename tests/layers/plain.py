@@ -350,14 +350,15 @@ def _(layer: kvl.DenseHead, x, training=False):
 
 @plain.register
 def _(layer: kvl.RotaryEmbedding, queries_keys, training=False):
-    """Rotation as a product of complex numbers, for a square of patches behind the others."""
+    """Rotation as a product of complex numbers, for patches behind the other tokens."""
     _, tokens, heads, size = queries_keys[0].shape
-    side, angles = int(tokens**0.5), np.zeros((tokens, heads, size // 2))
-    for patch, (y, x) in enumerate(product(range(side), repeat=2), tokens - side**2):
+    grid, angles = np.array(layer.grid), np.zeros((tokens, heads, size // 2))
+    for patch, place in enumerate(places(grid), layer.num_prefix_tokens):
         if layer.centered:
-            y, x = (2 * np.pi * (2 * (each + 0.5) / side - 1) for each in (y, x))
+            place = 2 * np.pi * (2 * (np.array(place) + 0.5) / grid - 1)
         if layer.reference_grid:
-            y, x = (e * n / side for e, n in zip((y, x), layer.reference_grid, strict=True))
+            place = place * np.array(layer.reference_grid) / grid
+        y, x = place
         first, second = (y, x) if layer.order == "yx" else (x, y)
         rates = layer.temperature ** -(np.arange(size // 4) / (size // 4))
         angles[patch] = np.concatenate([first * rates, second * rates])

@@ -9,7 +9,6 @@ from plain import X, attend, built, convolution, norm, places, plain, softmax
 
 from keras_vitx import layers as kvl
 from keras_vitx.layers import Attention, DropPath
-from keras_vitx.layers.base import tell_grid
 from keras_vitx.layers.initializers import Normal, Uniform
 from keras_vitx.layers.sharing import map_similarity
 from keras_vitx.layers.tokens import TokenDownsampling
@@ -222,8 +221,7 @@ def test_starts_of_a_seed_are_the_same_on_every_backend():
 
 
 def rotary(grid, prefix, size=16, **arguments):
-    layer = kvl.RotaryEmbedding(**arguments)
-    tell_grid(layer, *grid, prefix)
+    layer = kvl.RotaryEmbedding(grid, prefix, **arguments)
     layer.build(2 * [(None, prefix + grid[0] * grid[1], 1, size)])
     return layer
 
