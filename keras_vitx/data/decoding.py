@@ -87,16 +87,15 @@ def as_mode(picture: Image.Image, mode: str) -> Image.Image:
     is_16_bit = picture.mode.startswith("I;16") or (picture.mode, picture.format) == ("I", "PPM")
     tags = picture.tag_v2 if picture.format == "TIFF" else {}
     bits, (kind, *_) = tags.get(tiff.BITSPERSAMPLE, (16,)), tags.get(tiff.SAMPLEFORMAT, (1,))
-    is_planar = len(bits) > 1 and tags.get(tiff.PLANAR_CONFIGURATION) == 2
-    if (bits[0], kind) == (8, 2) or (bits[0] == 16 and is_planar):
-        raise ValueError("Pillow reads signed levels of 8 bits, and planes of 16 bits, wrong")
+    if (bits[0], kind) == (8, 2):  # python-pillow/Pillow#811
+        raise ValueError("Pillow reads signed levels of 8 bits as unsigned")
     if picture.getexif().get(ExifTags.Base.Orientation, 1) != 1:  # Avoids a copy.
         picture = ImageOps.exif_transpose(picture)
     if picture.mode.startswith(("I", "F")):
         # Pillow would clip levels above 255 instead of scaling.
         levels = np.array(picture, "float64")
         if tags and kind == 1:
-            levels %= 2**32  # Pillow reads unsigned levels of 32 bits as signed.
+            levels %= 2**32  # Pillow reads them as signed (python-pillow/Pillow#112).
         low, high = (0, 2 ** bits[0]) if is_16_bit else (levels.min(), levels.max())
         if not np.isfinite(high - low):
             raise ValueError("its levels are not finite")

@@ -39,12 +39,13 @@ def decode_predictions(predictions, top: int = 5, model=None) -> list[list[tuple
     names = class_names_of(model)
     if predictions.shape[1] == 1 and names is not None and len(names) == 2:
         predictions = np.concatenate([1 - predictions, predictions], axis=1)
-    classes = imagenet_classes() if names is None else [("", name) for name in names]
-    if len(classes) != predictions.shape[1]:
-        source = "ImageNet" if names is None else "`model.class_names`"
+    count = predictions.shape[1]
+    classes = unnamed_classes(count) if names is None else [("", name) for name in names]
+    if len(classes) != count:
+        known = "ImageNet's 1000" if names is None else f"the {len(names)} of `model.class_names`"
         raise ValueError(
-            f"`predictions` must fit {source} with {len(classes)} classes. Received: "
-            f"{predictions.shape[1]} classes. Pass `model=`, whose `class_names` fit."
+            f"`predictions` must be of as many classes as {known}. Received: {count} classes. "
+            "Pass `model=`, whose `class_names` fit."
         )
     return [
         [(*classes[i], float(row[i])) for i in np.argsort(-row, kind="stable")[:top]]
@@ -65,9 +66,13 @@ def class_names(model, count: int) -> tuple[str, ...]:
         return names
     rule = f"`model.class_names` must have a name for each of {count} classes."
     check(names is None or len(names) == outputs, rule, names)
-    if count == 1000:
-        return tuple(name for _, name in imagenet_classes())
-    return tuple(f"class {index}" for index in range(count))
+    known = tuple(name for _, name in unnamed_classes(count))
+    return known or tuple(f"class {index}" for index in range(count))
+
+
+def unnamed_classes(count: int) -> tuple[tuple[str, str], ...]:
+    """Return (WordNet id, name) of outputs without names: ImageNet's of 1,000, of others none."""
+    return imagenet_classes() if count == 1000 else ()
 
 
 @functools.cache

@@ -202,3 +202,9 @@ def forget_programs(model: keras.Model) -> None:
     for part in sublayers(model):
         if isinstance(part, keras.Model):
             part.train_function = part.test_function = part.predict_function = None
+
+
+def optimizer_of(model: keras.Model) -> keras.optimizers.Optimizer:
+    """Return the optimizer of a compiled model, that inside Keras's scaling of the loss."""
+    scaled = isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
+    return model.optimizer.inner_optimizer if scaled else model.optimizer

@@ -166,9 +166,7 @@ class ModelArguments:
         check_counts(depth=depth)
         rates = self.drop_path
         if isinstance(rates, Real):
-            rates = np.linspace(
-                0 if drop_path_schedule == "linear" else rates, rates, depth
-            ).tolist()
+            rates = drop_path_rates(rates, depth, drop_path_schedule)
         attentions = _layers_of_blocks("attention", self.attention or attention, depth)
         mlps = _layers_of_blocks("mlp", self.mlp or mlp, depth)
         weights, compared = [0.0] * depth, {}
@@ -197,7 +195,7 @@ class ModelArguments:
             block = kind(
                 attention,
                 mlp,
-                drop_path=float(rate),
+                drop_path=rate,
                 residual_dtype=self.residual_dtype,
                 name=names[index] if names else f"blocks_{index}",
                 **maps,
@@ -271,6 +269,11 @@ class ModelArguments:
             )
             layers += [dense, *activation]
         return layers
+
+
+def drop_path_rates(rate: float, depth: int, schedule: str) -> list[float]:
+    """Return a rate of stochastic depth per block: `"linear"`, from 0 on, or `"constant"`."""
+    return np.linspace(0 if schedule == "linear" else rate, rate, depth).tolist()
 
 
 def _layers_of_blocks(argument: str, factory: Factory, depth: int) -> Layers:

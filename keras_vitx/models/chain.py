@@ -6,17 +6,15 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 import keras
-import numpy as np
 from keras import ops
 
 from keras_vitx.backend import restore_variables
 from keras_vitx.checks import Remat, check, check_argument
 from keras_vitx.files import atomic_write
+from keras_vitx.keras_internals import sublayers
 from keras_vitx.layers.base import (
     at_least_float32,
     forget_programs,
-    freeze_layers,
-    frozen_layers,
     register,
     serialize,
 )
@@ -25,7 +23,7 @@ from keras_vitx.layers.cait import ClassBlock
 from keras_vitx.layers.heads import MultiHead
 from keras_vitx.layers.preprocessing import ImagePreprocessing
 from keras_vitx.models import depth
-from keras_vitx.models.arguments import to_python
+from keras_vitx.models.arguments import drop_path_rates, to_python
 from keras_vitx.models.multi_head import MultiHeadTraining, StepImages
 from keras_vitx.outputs import ACTIVATIONS
 from keras_vitx.positions import Grid, resample
@@ -184,7 +182,6 @@ class ImageModel(keras.Model):
         return {name: value for name, value in optional.items() if value is not None} | {
             "name": self.name,
             "trainable": self.trainable,
-            "frozen": frozen_layers(self),
             "dtype": keras.dtype_policies.serialize(self.dtype_policy),
             "input_shape": images.shape[1:],
             "images": {
@@ -206,9 +203,13 @@ class ImageModel(keras.Model):
             name: keras.saving.deserialize_keras_object(value, custom_objects)
             for name, value in config.items()
         }
-        frozen, trainable = arguments.pop("frozen", {}), arguments.pop("trainable", True)
+        trainable = arguments.pop("trainable", True)
         model = cls(**arguments)
-        freeze_layers(model, trainable, frozen)
+        # The layers say what is frozen in them, also in a model that is frozen as a whole.
+        flags = [(layer, layer.trainable) for layer in sublayers(model)[1:]]
+        model.trainable = trainable
+        for layer, is_trained in flags:
+            layer.trainable = is_trained
         return model
 
 
@@ -330,9 +331,9 @@ class Chain(MultiHeadTraining, ImageModel):
         check_argument("rate", rate, Annotated[float, "[0, 1)"])
         check_argument("schedule", schedule, Literal["linear", "constant"])
         blocks = [one for one in self.blocks if not isinstance(one, ClassBlock)]
-        rates = np.linspace(0 if schedule == "linear" else rate, rate, len(blocks))
-        for block, one in zip(blocks, rates, strict=True):
-            block.drop_path = float(one)
+        rates = drop_path_rates(rate, len(blocks), schedule)
+        for block, rate in zip(blocks, rates, strict=True):
+            block.drop_path = rate
         forget_programs(self)
 
     def at_size(self, size: tuple[int, int], antialias: bool = True) -> "Chain":

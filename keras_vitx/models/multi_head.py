@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import keras
 from keras import ops
 
+from keras_vitx.layers.base import optimizer_of
 from keras_vitx.layers.ops import COMPILES_BLOCKS, scalars_on_device
 from keras_vitx.losses import FunctionLoss, PerHead, as_loss, loss_of_logits
 from keras_vitx.outputs import ACTIVATIONS, kind_of
@@ -112,9 +113,8 @@ class MultiHeadTraining:
         return result
 
     def _averaging_optimizer(self) -> AveragesStatistics | None:
-        """Return the optimizer, that inside Keras's scaling of the loss, if it averages."""
-        scaled = isinstance(self.optimizer, keras.optimizers.LossScaleOptimizer)
-        optimizer = self.optimizer.inner_optimizer if scaled else self.optimizer
+        """Return the optimizer if it averages statistics."""
+        optimizer = optimizer_of(self)
         return optimizer if isinstance(optimizer, AveragesStatistics) else None
 
     def _has_own_methods(self) -> bool:

@@ -12,9 +12,9 @@ import numpy as np
 
 from keras_vitx.files import atomic_write
 from keras_vitx.keras_internals import compile_arguments
+from keras_vitx.layers.base import optimizer_of
 from keras_vitx.training.batches import ByEpoch
 from keras_vitx.training.devices import is_chief, single_process
-from keras_vitx.training.optimizer import optimizer_of
 from keras_vitx.training.recipe import Recipe
 from keras_vitx.training.restart import (
     assign_values,

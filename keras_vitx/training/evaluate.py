@@ -13,7 +13,7 @@ from keras import ops
 from keras_vitx.backend import restore_variables
 from keras_vitx.checks import check
 from keras_vitx.data.loading import ImageBatches
-from keras_vitx.data.predictions import imagenet_classes
+from keras_vitx.data.predictions import unnamed_classes
 from keras_vitx.data.sources.names import numbers_of
 from keras_vitx.outputs import class_names_of, outputs_of
 from keras_vitx.pixels import unpacked
@@ -198,7 +198,17 @@ def evaluate(
     split, batches, class_names = evaluation_split(
         source, model, split, batch_size, crop_ratio, pixels=perturb is None
     )
-    order, names = _match_outputs(model, class_names, max(outputs.classes, 2))
+    names, count = class_names_of(model), max(outputs.classes, 2)
+    if names is None and class_names is not None:
+        synsets = tuple(synset for synset, _ in unnamed_classes(count))
+        names = synsets if set(class_names) <= set(synsets) else None
+    order = order_of(class_names, names, count)
+    numbers = tuple(map(str, range(count)))
+    if order is None:
+        names = names or (class_names if len(class_names or ()) == count else numbers)
+    else:
+        others = order[len(class_names) :]
+        names = (*class_names, *((names or numbers)[index] for index in others))
     if restrict:
         rule = "`restrict` must be False without class names of both model and source."
         check(order is not None, rule, restrict)
@@ -254,38 +264,37 @@ def _perturb(perturb, order, index, batch):
     return perturb(images, outputs, index), labels, *weights
 
 
-def _match_outputs(
-    model: keras.Model, labels: Sequence[str] | None, classes: int
-) -> tuple[list[int] | None, tuple[str, ...]]:
-    """Return the outputs' indices in the order of the labels, then the others, and their names.
+def order_of(
+    labels: Sequence[str] | None, names: Sequence[str] | None, count: int
+) -> list[int] | None:
+    """Return the indices of the outputs of labels, then the others; None is the order as it is.
 
-    Labels are matched by the names of the outputs, else by number if they are numbers, else, if
-    there is one per output, in their order, which is None. It is also None for numbers from 0.
+    | names of the labels | names of the `count` outputs | order |
+    |---|---|---|
+    | none, or "0", "1", ... | none, or others | as it is |
+    | one per output, numbers sorted as text | none | as it is |
+    | others | all of these, and perhaps more | by name |
+    | numbers | none, or not all of these | by number, of names that are numbers by their value |
+
+    Raises:
+        ValueError: if a label has no output.
     """
-    outputs = class_names_of(model)
-    if outputs is None and labels is not None and model.output_shape[-1] == len(imagenet_classes()):
-        synsets = tuple(synset for synset, _ in imagenet_classes())
-        outputs = synsets if set(labels) <= set(synsets) else None
-    names = outputs or tuple(map(str, range(classes)))
-    numbers = None if labels is None else numbers_of(labels)
-    if labels is None or (are_numbers(labels) and not set(labels) <= set(names)):
-        return None, names if len(names) == classes else tuple(map(str, range(classes)))
-    if not set(labels) <= set(names) and numbers:
-        by_number = numbers_of(names) or range(classes)
-        names = [
-            labels[numbers.index(n)] if n in numbers else names[i] for i, n in enumerate(by_number)
-        ]
-    in_order = not numbers or list(labels) == sorted(labels)
-    if outputs is None and in_order and len(labels) == classes:
-        return None, tuple(labels)
-    if unknown := [name for name in labels if name not in names]:
-        known = shortened(outputs or ["none, as it has no `class_names`"], 5)
-        next_step = "" if outputs else " Set `model.class_names`, in the order of its outputs."
+    known = {name: index for index, name in enumerate(names or ())}
+    if labels is None or (are_numbers(labels) and not known.keys() >= set(labels)):
+        return None
+    keys, numbers = labels, numbers_of(labels)
+    is_sorted = not numbers or list(labels) == sorted(labels)
+    if names is None and len(labels) == count and is_sorted:
+        return None
+    if numbers and not known.keys() >= set(labels):
+        keys, values = numbers, numbers_of(known) or range(count)
+        known = {number: index for index, number in enumerate(values)}
+    if unknown := [label for label, key in zip(labels, keys, strict=True) if key not in known]:
+        text = shortened(names or ["none, as it has no `class_names`"], 5)
+        next_step = "" if names else " Set `model.class_names`, in the order of its outputs."
         raise ValueError(
-            f"`source` must have only classes that the model knows: {known}. "
+            f"`source` must have only classes that the model knows: {text}. "
             f"Received: {shortened(unknown, 5)}.{next_step}"
         )
-    order = [names.index(name) for name in labels]
-    order += sorted(set(range(len(names))) - set(order))
-    is_same = are_numbers(labels) and order == list(range(len(names)))
-    return None if is_same else order, tuple(names[i] for i in order)
+    order = [known[key] for key in keys]
+    return order + sorted(set(range(count)) - set(order))

@@ -12,6 +12,7 @@ from keras import ops
 
 from keras_vitx.checks import check
 from keras_vitx.keras_internals import RatePerVariable, sublayers
+from keras_vitx.layers.base import optimizer_of
 from keras_vitx.layers.block import Block
 from keras_vitx.outputs import layers_of
 from keras_vitx.training.devices import copies_of
@@ -314,12 +315,6 @@ class Muon(_Released, keras.optimizers.Muon):
         config = {**super().get_config(), "matrices": self.matrices and list(self.matrices)}
         # Paths contain numbered names, so `build` recomputes them.
         return config if self.matrices is None else {**config, "exclude_layers": None}
-
-
-def optimizer_of(model: keras.Model) -> keras.optimizers.Optimizer:
-    """Return the optimizer of a compiled model, that inside Keras's scaling of the loss."""
-    scaled = isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
-    return model.optimizer.inner_optimizer if scaled else model.optimizer
 
 
 def averages_of(model: keras.Model) -> Sequence[keras.Variable]:

@@ -8,9 +8,9 @@ import keras
 import numpy as np
 
 from keras_vitx.checks import check, check_argument
-from keras_vitx.data.predictions import imagenet_classes
+from keras_vitx.data.predictions import unnamed_classes
 from keras_vitx.keras_internals import sublayers
-from keras_vitx.layers.base import forget_programs
+from keras_vitx.layers.base import forget_programs, optimizer_of
 from keras_vitx.layers.block import Block
 from keras_vitx.layers.sharing import SharedMapsBlock
 from keras_vitx.losses import PerHead
@@ -18,7 +18,7 @@ from keras_vitx.outputs import ACTIVATIONS, class_names_of, is_chain, layers_of
 from keras_vitx.preprocessing import ModelInput
 from keras_vitx.training.classifier import Classifier
 from keras_vitx.training.evaluate import Evaluator
-from keras_vitx.training.optimizer import OPTIMIZER, make_optimizer, optimizer_of
+from keras_vitx.training.optimizer import OPTIMIZER, make_optimizer
 from keras_vitx.training.recipe import GROUPS, NAMES, Precision, Recipe
 from keras_vitx.training.source import are_numbers
 from keras_vitx.training.targets import Distillation
@@ -116,10 +116,10 @@ def match_head(
     reinitialized if the names differ, and kept otherwise.
     """
     model, old = classifier.model, classifier.class_names
-    classes, imagenet = model.output_shape[-1], imagenet_classes()
+    classes = model.output_shape[-1]
     # Checkpoints of ImageNet contain no class names.
-    if old is None and is_chain(model) and model.head_loaded and classes == len(imagenet):
-        old = tuple(synset for synset, _ in imagenet)
+    if old is None and is_chain(model) and model.head_loaded:
+        old = tuple(synset for synset, _ in unnamed_classes(classes)) or None
     new = tuple(class_names or ())
     # One output is the probability of the second of two classes.
     if len(new) != (2 if classes == 1 else classes):

@@ -176,8 +176,10 @@ ERRORS = {
         "(2,) for 1 images": lambda: from_files(["a.jpg"], ["a", "b"]),
         "`labels` must be a name in every row": lambda: from_files(["a.jpg", "b.jpg"], ["a", None]),
         # Names of outputs.
-        "ImageNet with 1000 classes. Received: 10": lambda: decoded((1, 10)),
-        "with 1 classes. Received: 3": lambda: decoded((1, 3), SimpleNamespace(class_names=["a"])),
+        "as many classes as ImageNet's 1000. Received: 10": lambda: decoded((1, 10)),
+        "the 1 of `model.class_names`. Received: 3": lambda: decoded(
+            (1, 3), SimpleNamespace(class_names=["a"])
+        ),
         "Received: (1000,)": lambda: decoded((1000,)),
         "`top` must be an integer in [1, inf)": lambda: decoded((1, 1000), top=0),
     },

@@ -5,15 +5,10 @@ from harness import BACKEND, FAMILIES, array, close, numbers, precision, randomi
 from keras import ops
 from training.fitting import averaged
 
+from keras_vitx.layers.base import optimizer_of
 from keras_vitx.models import Chain
 from keras_vitx.training import AdamW, Recipe
-from keras_vitx.training.optimizer import (
-    Muon,
-    has_muon,
-    make_optimizer,
-    optimizer_of,
-    rate_factors,
-)
+from keras_vitx.training.optimizer import Muon, has_muon, make_optimizer, rate_factors
 
 # Not decayed, and not matrices of the blocks.
 MIXES = {"proj_l", "proj_w", "reatten_matrix", "conv_exp", "conv_pro", "fc"}

@@ -12,8 +12,8 @@ import pytest
 from harness import FAMILIES, ROOT, array
 
 import keras_vitx as kv
+from keras_vitx.layers.base import optimizer_of
 from keras_vitx.models.chain import Chain
-from keras_vitx.training.optimizer import optimizer_of
 
 pytestmark = pytest.mark.backend_free
 DATA = np.random.default_rng(0).integers(0, 256, (16, 16, 16, 3), "uint8"), np.arange(16) % 5

