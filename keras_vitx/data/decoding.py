@@ -1,6 +1,7 @@
 """From image files to pixels: the one place where Pillow opens files."""
 
 import contextlib
+import io
 import math
 import os
 from collections.abc import Iterator
@@ -30,6 +31,8 @@ def open_image(
     """
     limit = 2 * (Image.MAX_IMAGE_PIXELS or math.inf)
     with contextlib.ExitStack() as stack:
+        if isinstance(file, dict):  # Hugging Face's, of a file or of its content.
+            file = io.BytesIO(file["bytes"]) if file.get("bytes") else file.get("path")
         if isinstance(file, (str, os.PathLike)):
             path = name = os.path.expanduser(file)
             if os.path.exists(path) and not os.path.isfile(path):

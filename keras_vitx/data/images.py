@@ -44,8 +44,8 @@ def images_of(images) -> list:
 
 
 def _is_encoded(image) -> bool:
-    """Return whether an image is a file: a path, the content, or an open file."""
-    return isinstance(image, (str, os.PathLike, bytes, bytearray, io.IOBase))
+    """Return whether an image is a file: a path, the content, both as a dict, or an open file."""
+    return isinstance(image, (str, os.PathLike, bytes, bytearray, dict, io.IOBase))
 
 
 def pixels_of(image) -> np.ndarray:
@@ -69,11 +69,8 @@ def _as_levels(images: np.ndarray) -> np.ndarray:
     """Return numbers in 0..255, or floats in 0..1 if none is above 1, as uint8."""
     if images.dtype == np.uint8 or not images.size:
         return images
-    if images.dtype.kind in "SUO":
-        raise ValueError(
-            "`images` must be paths, contents of files, open files, PIL images or arrays, one or a "
-            f"list of them. Received: {images!r:.100}."
-        )
+    rule = "`images` must be paths, contents of files, open files, PIL images or arrays, or lists."
+    check(images.dtype.kind not in "SUO", rule, images)
     check_levels(images.dtype, images.min(), images.max())
     in_unit = images.dtype.kind == "f" and images.max() <= 1
     return np.rint(images.astype("float32") * (255 if in_unit else 1)).astype("uint8")
@@ -81,14 +78,11 @@ def _as_levels(images: np.ndarray) -> np.ndarray:
 
 def check_pixels(images: np.ndarray, what: str) -> None:
     """Raise a ValueError unless an array is uint8 or floats in 0..1."""
-    if images.dtype == np.uint8:
-        return
-    is_unit = images.dtype.kind == "f" and images.min() >= 0 and images.max() <= 1
-    if not is_unit:  # Also with NaN.
-        raise ValueError(
-            f"{what} must be uint8 in 0..255 or floats in 0..1, and not normalized. Received: "
-            f"{images.dtype} in {images.min():g}..{images.max():g}."
-        )
+    if images.dtype != np.uint8:
+        low, high = images.min(), images.max()
+        rule = f"{what} must be uint8 in 0..255 or floats in 0..1, and not normalized."
+        received = f"{images.dtype} in {low:g}..{high:g}"
+        check(images.dtype.kind == "f" and low >= 0 and high <= 1, rule, received)
 
 
 class FileBatch(NamedTuple):
@@ -152,12 +146,9 @@ def with_channels(image: np.ndarray, channels: int) -> np.ndarray:
         return image
     if image.shape[-1] == 1 and channels == 3:
         return np.repeat(image, 3, axis=-1)
-    if image.shape[-1] == 3 and channels == 1:
-        return np.asarray(Image.fromarray(np.ascontiguousarray(image)).convert("L"))[..., None]
-    raise ValueError(
-        f"`images` must be convertible to {channels} channels, on the last axis. Received: an "
-        f"image of shape {image.shape}."
-    )
+    rule = f"`images` must be convertible to {channels} channels, on the last axis."
+    check((image.shape[-1], channels) == (3, 1), rule, image.shape)
+    return np.asarray(Image.fromarray(np.ascontiguousarray(image)).convert("L"))[..., None]
 
 
 def fit_to_model(
@@ -183,10 +174,8 @@ def resize_and_crop(
     Sizes are rounded as in timm's evaluation transform, to reproduce published accuracies. A crop
     ratio above 1 adds a black border. All filters except "nearest" are antialiased.
     """
-    if crop_ratio > min(size):
-        raise ValueError(
-            f"`crop_ratio` must be at most the shorter side of {size}. Received: {crop_ratio!r}."
-        )
+    rule = f"`crop_ratio` must be at most the shorter side of {size}."
+    check(crop_ratio <= min(size), rule, crop_ratio)
     # To limit memory for extreme aspect ratios, cut both ends of a long image equally.
     scale = min(side / target for side, target in zip(image.shape, size, strict=False))
     channels = image.shape[-1]
@@ -195,11 +184,8 @@ def resize_and_crop(
     top, left = (max(n - limit, 0) // 2 for n, limit in zip(image.shape, limits, strict=False))
     image = image[top : len(image) - top, left : image.shape[1] - left]
     scaled = tuple(map(int, scaled_size(np, np.float64(image.shape[:2]), size, crop_ratio)))
-    if math.prod((*scaled, channels)) > 2 * MAX_VALUES:
-        raise ValueError(
-            f"`size` and `crop_ratio` must resize images to at most {2 * MAX_VALUES:,} values. "
-            f"Received: {size} and {crop_ratio}, which need {scaled} pixels of {channels} channels."
-        )
+    rule = f"`size` and `crop_ratio` must resize images to at most {2 * MAX_VALUES:,} values."
+    check(math.prod((*scaled, channels)) <= 2 * MAX_VALUES, rule, (size, crop_ratio))
     image = resize(image, scaled, Image.Resampling[interpolation.upper()])
     border = [max(target - side, 0) for side, target in zip(image.shape, size, strict=False)]
     if any(border):

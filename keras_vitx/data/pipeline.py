@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from keras_vitx.checks import check
 from keras_vitx.data.augmentation import Augmentation
 from keras_vitx.data.augmentation.mixing import Mixing
 from keras_vitx.data.sources import load_dataset
@@ -19,14 +20,12 @@ log = logging.getLogger(__name__)
 class Pipelines(NamedTuple):
     """Batches of (images, labels) for `fit` and `evaluate`, with their metadata.
 
-    `pipelines` makes batches of NumPy arrays: float32 images (batch, height, width, channels),
-    normalized for the model, and labels in one of the forms of `Split.labels`. Custom batches may
-    be anything that Keras's `fit` accepts, as in `Pipelines(train)`.
+    `pipelines` makes float32 images (batch, height, width, channels), normalized for the model, and
+    labels as in `Split.labels`. Your own, `Pipelines(train)`, may be what Keras's `fit` accepts.
 
     Attributes:
         train: Training batches, reshuffled in each epoch and augmented, all of them full.
-        validation: Batches that select the best epoch, in the order of the source, or None. The
-            last one may be smaller.
+        validation: Batches that select the best epoch, in the order of the source, or None.
         class_names: Label i means `class_names[i]`; None if there are no class names.
         skipped: Image files of formats that Pillow can't read.
         test: The test split of the source, in order, for `evaluate` only; or None.
@@ -56,16 +55,12 @@ def pipelines(
     Validation and test images go through the model's evaluation transform, as in
     `preprocess_input`. A training epoch uses each image at most once, in a new order, and drops the
     remainder that doesn't fill a batch; fewer images than one batch form a single smaller batch. A
-    training batch depends only on the seed, the epoch and its index; see
-    `keras_vitx.data.loading.ImageBatches` for how epochs are counted.
-
-    Grain prepares batches in parallel, in threads or in processes (`workers`). Up to 512 MiB of
-    decoded images are cached per split.
+    training batch depends only on the seed, the epoch and its index (`loading.ImageBatches`). Up to
+    512 MiB of decoded images are cached per split.
 
     Args:
         source: Anything that `load_dataset` accepts or returns.
-        model: A model of keras_vitx, whose `input_shape`, `preprocessing` and number of outputs are
-            used.
+        model: A model of keras_vitx: its `input_shape`, `preprocessing` and number of outputs.
         batch_size: Number of images per batch.
         augmentation: An `Augmentation`, or its name: "crop_flip" (shifts by up to an eighth,
             horizontal flips), "random_resized_crop" (a random window of 8 % to 100 % of the area of
@@ -92,11 +87,9 @@ def pipelines(
     spec, classes = ModelInput.of(model), model.output_shape[-1]
     source = load_dataset(source, validation_split=validation_split, seed=seed)
     names = source.class_names or ()
-    if len(names) > classes > 1:  # A single output may be binary classification or regression.
-        raise ValueError(
-            f"`model` must have an output per class. Received: {classes} outputs, but the source "
-            f"{source.name} has {len(names)} classes. Create the model with classes={len(names)}."
-        )
+    # A single output may be binary classification or regression.
+    rule = f"`model` must have an output for each class of {source.name}: classes={len(names)}."
+    check(classes == 1 or len(names) <= classes, rule, classes)
     if names and len(names) < classes:
         text = "The source %s has %d classes, the model %d outputs."
         log.warning(text, source.name, len(names), classes)

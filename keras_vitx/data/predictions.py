@@ -41,12 +41,9 @@ def decode_predictions(predictions, top: int = 5, model=None) -> list[list[tuple
         predictions = np.concatenate([1 - predictions, predictions], axis=1)
     count = predictions.shape[1]
     classes = unnamed_classes(count) if names is None else [("", name) for name in names]
-    if len(classes) != count:
-        known = "ImageNet's 1000" if names is None else f"the {len(names)} of `model.class_names`"
-        raise ValueError(
-            f"`predictions` must be of as many classes as {known}. Received: {count} classes. "
-            "Pass `model=`, whose `class_names` fit."
-        )
+    known = "ImageNet's 1000" if names is None else f"the {len(names)} of `class_names`"
+    rule = f"`predictions` must be of as many classes as {known}, or pass the `model`."
+    check(len(classes) == count, rule, count)
     return [
         [(*classes[i], float(row[i])) for i in np.argsort(-row, kind="stable")[:top]]
         for row in predictions.astype("float32")
@@ -56,8 +53,7 @@ def decode_predictions(predictions, top: int = 5, model=None) -> list[list[tuple
 def class_names(model, count: int) -> tuple[str, ...]:
     """Return the names of `count` classes: of the model, of ImageNet, or "class 0", ...
 
-    One output is the probability of the second of two classes. Raises a ValueError if the model has
-    another number of names.
+    One output is the probability of the second of two classes.
     """
     from keras_vitx.outputs import class_names_of
 

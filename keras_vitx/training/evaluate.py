@@ -296,5 +296,7 @@ def order_of(
             f"`source` must have only classes that the model knows: {text}. "
             f"Received: {shortened(unknown, 5)}.{next_step}"
         )
+    rule = "`model.class_names` must be different names."
+    check(names is None or len({*names}) == len(names), rule, names)
     order = [known[key] for key in keys]
     return order + sorted(set(range(count)) - set(order))

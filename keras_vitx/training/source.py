@@ -13,6 +13,7 @@ import numpy as np
 from keras_vitx import data
 from keras_vitx.checks import check
 from keras_vitx.data.loading import ImageBatches, Loader
+from keras_vitx.data.sources.names import names_of
 from keras_vitx.preprocessing import ModelInput
 from keras_vitx.text import shortened
 from keras_vitx.training.batches import labels_and_size, map_batches, steps_of, weigh
@@ -168,7 +169,7 @@ def own_batches(source: Any) -> data.Pipelines | None:
     if not is_batches(source):
         return None
     names = getattr(source, "class_names", None)  # As Keras's from directories have them.
-    return data.Pipelines(source, class_names=names and tuple(map(str, names)))
+    return data.Pipelines(source, class_names=names and names_of(names))
 
 
 def is_batches(source: Any) -> bool:

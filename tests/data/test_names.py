@@ -83,6 +83,8 @@ NUMBERS = [str(i) for i in range(12)]
         (["a", "b", "c"], ["2", "3"], r"Received: 3\."),
         (12, [str(i) for i in range(1, 13)], "must have only classes .*no `class_names`"),
         (12, ["cat", "dog"], "Received: cat, dog"),
+        (["a", "b", "a"], ["a", "b"], "must be different names"),  # mlfoundations/open_clip#917
+        (NUMBERS, ["1.0", "+2", "1e1"], [1, 2, 10]),
     ],
 )
 def test_labels_and_outputs_match_by_name_or_number(outputs, labels, order):

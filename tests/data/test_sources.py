@@ -83,12 +83,14 @@ def test_named_images_are_held_out(pets, caplog):
 
 def test_files_that_pillow_can_not_read_are_counted(pets, monkeypatch, caplog):
     (pets / "cat" / "IMG_1.HEIC").write_bytes(b"of a phone")
-    (pets / "dog" / "raw.cr2").write_bytes(b"of a camera")
+    for name in ("raw.cr2", "pixels.mat", "download"):
+        (pets / "dog" / name).write_bytes(b"of a camera")
     monkeypatch.setattr(directories, "readable_suffixes", lambda: {".jpg", ".png"})
     source = load_dataset(pets)
-    assert "2 images are of formats" in caplog.text and "(1 .cr2, 1 .heic)" in caplog.text
-    assert {path.name for path in source.skipped} == {"IMG_1.HEIC", "raw.cr2"}
-    with pytest.raises(OSError, match=r"2 images .* such as .*IMG_1\.HEIC"):
+    assert "4 images are of formats" in caplog.text
+    assert "(1 .cr2, 1 .heic, 1 .mat, 1 without a suffix)" in caplog.text
+    assert {path.name for path in source.skipped} > {"IMG_1.HEIC", "raw.cr2"}
+    with pytest.raises(OSError, match=r"4 images .* such as .*IMG_1\.HEIC"):
         load_dataset(pets, strict=True)
 
 
@@ -121,13 +123,26 @@ TRAIN = [f"train/{file}" for file in PETS]
     ],
 )  # fmt: skip
 def test_layouts(tmp_path, files, names, counts):
-    for file in files:  # Names of directories end with a slash.
-        parent, _, name = file.rpartition("/")
-        (tmp_path / parent).mkdir(parents=True, exist_ok=True)
-        (tmp_path / parent / name).touch()
+    touch(tmp_path, files)
     source = load_dataset(tmp_path)
     assert source.class_names == tuple(names.split()) and source.skipped == ()
     assert [size or 0 for size in sizes(source)] == counts
+
+
+# googlecodelabs/tensorflow-for-poets-2#98
+@pytest.mark.parametrize("names", ["Training Testing", "seg_train/seg_train seg_test/seg_test"])
+def test_a_warning_says_what_else_was_taken_for_a_class(tmp_path, names, caplog):
+    touch(tmp_path, [f"{name}/{file}" for name in names.split() for file in PETS])
+    assert len(load_dataset(tmp_path).class_names) == 2
+    assert "Taken for classes" in caplog.text and names.split()[0] in caplog.text
+
+
+def touch(directory, files):
+    """Write empty files; names of directories end with a slash."""
+    for file in files:
+        parent, _, name = file.rpartition("/")
+        (directory / parent).mkdir(parents=True, exist_ok=True)
+        (directory / parent / name).touch()
 
 
 @pytest.mark.skipif(os.name == "nt", reason="links")
@@ -135,6 +150,8 @@ def test_links_are_followed_and_each_directory_once(pets, tmp_path):
     shutil.move(pets / "dog", tmp_path / "elsewhere")
     (pets / "dog").symlink_to(tmp_path / "elsewhere")
     (pets / "dog" / "cycle").symlink_to(pets / "dog")
+    (pets / "cat" / "up").symlink_to(pets)
+    (pets / "itself").symlink_to(pets)
     assert counts(load_dataset(pets).train) == [10, 10]
 
 
@@ -160,6 +177,9 @@ def test_a_table_of_files_labels_and_splits(pets, encoding):
         (["b", "a", "b"], ["b", "a", "c"], ("b", "a", "c"), [0, 1, 0]),
         ([2, 0, 1], ["x", "y", "z"], ("x", "y", "z"), [2, 0, 1]),
         ([[1, 0], [1, 1], [0, 0]], ["x", "y"], ("x", "y"), [[1, 0], [1, 1], [0, 0]]),
+        ([2, 0, 1], {0: "x", 1: "y", "2": "z"}, ("x", "y", "z"), [2, 0, 1]),
+        ([b"b", b"a", b"b"], None, ("a", "b"), [1, 0, 1]),
+        (["1e1", "+1", "-2.0"], None, ("-2.0", "+1", "1e1"), [2, 1, 0]),
         ([1.5, 2, 4], None, None, [1.5, 2, 4]),
     ],
 )
@@ -168,6 +188,21 @@ def test_files_with_labels_of_every_form(pets, labels, given, names, found):
     source = from_files(paths, labels, given)
     assert source.class_names == names and source.train.labels.tolist() == found
     assert source.train.images[2].shape == (40, 50, 3) and source.train.names() == paths
+
+
+def test_all_splits_of_a_table_have_its_names():
+    files, split = [f"{i}.jpg" for i in range(5)], ["test", "train", "train", "val", "Train"]
+    source = from_files(files, ["dog", "cat", "dog", "fox", "cat"], split=split)
+    assert source.class_names == ("cat", "dog", "fox") and sizes(source) == [3, 1, 1]
+    assert source.test.labels == [1] and source.test.names() == ["0.jpg"]
+
+
+def test_files_that_are_contents(pets):
+    path = pets / "cat" / "0.jpg"
+    files = [{"bytes": path.read_bytes(), "path": None}, {"bytes": None, "path": str(path)}, path]
+    train = from_files(files, ["a", "b", "a"]).train
+    assert len(set(train.names())) == 2 and train.take([0]).names() == train.names()[:1]
+    assert all((image == train.images[2]).all() for image in train.images)
 
 
 # Arrays

@@ -1,6 +1,7 @@
 """Data: images and their preprocessing, augmentation, sources of labeled images, batches, names."""
 
 import sys
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
@@ -61,6 +62,14 @@ def table(lines, tmp_path):
     return load_dataset(tmp_path / "t.csv")
 
 
+def labeled(labels):
+    return from_files(["a.jpg", "b.jpg"], labels)
+
+
+def with_names(names):
+    return from_files(["a.jpg", "b.jpg"], [0, 1], names)
+
+
 def npz(given, tmp_path):
     np.savez(tmp_path / "set.npz", **given)
     return load_dataset(tmp_path / "set.npz")
@@ -95,7 +104,7 @@ AUGMENTATION = {
     "`rand_augment` must be ... inc1": {"rand_augment": "m9-mstd0.5"},
     "`rand_augment` must have m in 0..10": {"rand_augment": "m11-inc1"},
     "`color_jitter` must be": {"rand_augment": "m9-inc1", "color_jitter": 0.4},
-    "Received: 'crop_flop'. Did you mean 'crop_flip'": "crop_flop",
+    "Did you mean 'crop_flip'? Received: 'crop_flop'": "crop_flop",
     "of `Augmentation`. Received: 'erase'": {"erase": 0.25},
 }
 MIXING = {
@@ -104,35 +113,56 @@ MIXING = {
     "of `Mixing`. Received: 'alpha'": {"alpha": 1},
 }
 BATCHES = {
-    "For regression, use no mixing.": {"mixing": Mixing(), "labels": np.linspace(-1, 1, 24)},
+    "`mixing` must be None for regression": {"mixing": Mixing(), "labels": np.linspace(-1, 1, 24)},
 }
 SOURCES = {
-    "Received: -2": (X, [0, 1, -2, 3] * 10),
-    "(3,) for 40 images": (X, [0, 1, 2]),
+    "Received: ...-2... for 2": (X, [0, 1, -2, 3] * 10),
+    "each of 40 images. Received: (3,)": (X, [0, 1, 2]),
     "(40, 2, 2)": (X, np.zeros((40, 2, 2))),
-    "every label is 7": (X, [7] * 40),
+    "two classes. Received: array([7": (X, [7] * 40),
+    "Received: ...nan... for 1": (X, np.where(np.eye(40)[1], np.nan, 0.5)),
+    "Received: ...inf... for 1": (X, np.where(np.eye(2)[Y % 2] * [0, 1], np.inf, 0)),
+    "Received: ...datetime64": (X, np.full(40, "2020-01-01", "M8[D]")),
     "channels])...Received: (40, 6)": (X[:, :, 0, 0], Y),
     "Images of the train split ...int64": (X.astype("int64"), Y),
-    "in 0..1, and not normalized. Received: float32 in 255..255": (X + np.float32(255), Y),
-    "`source` must be a directory ...'cifar10'": "cifar10",
+    "in 0..1, and not normalized. Received: 'float32 in 255..255'": (X + np.float32(255), Y),
+    "`source` must be a directory ...cifar10, and there is no such": "cifar10",
 }
 LAYOUTS = {
-    "one sub-directory per class ... without images": "",
+    "one sub-directory per class": "",
     "at least two classes": "cat/0.jpg",
-    "wolf in ...val": "train/cat/0.jpg train/dog/0.jpg val/wolf/0.jpg",
+    "not the one above it. Received: ...photos (cat, dog)": "photos/cat/0.jpg photos/dog/0.jpg",
+    "of train/ in all splits. ...wolf": "train/cat/0.jpg train/dog/0.jpg val/wolf/0.jpg",
 }
 TABLES = {
-    "columns file,label or file,label,split...a,b": "a,b x,y",
-    "file,label...file,label,note and 1 rows": "file,label,note cat/0.jpg,a,b",
-    "a value of each": "file,label cat/0.jpg,a cat/1.jpg",
-    "and 0 rows": "file,label",
+    "must have file,label or file,label,split...['a', 'b']": "a,b x,y",
+    "'note']": "file,label,note cat/0.jpg,a,b",
+    "in each row": "file,label cat/0.jpg,a cat/1.jpg",
+    "Received: [['file', 'label']]": "file,label",
     "at least two classes": "file,label cat/0.jpg,a",
-    "train, val or test as `split`": "file,label,split cat/0.jpg,a,later",
+    "`split` must be train, val or test": "file,label,split cat/0.jpg,a,later",
 }
+LABELS = {
+    "finite numbers for each image. Received: None for b.jpg": ["a", None],
+    "['b', 'a']...for a.jpg": [["b", "a"], ["a"]],
+    "`labels`...{'a': 1}...for b.jpg": ["a", {"a": 1}],
+    "`labels`...Received: ()": {"a.jpg": "cat"},
+    "one spelling of each number. Received: ['1', '1.0']": ["1", "1.0"],
+}
+NAMES = {
+    "`class_names` must be a list of different names": ["a", "a"],
+    "of the form {0: 'cat', 1: 'dog'}. Received: {'cat'": {"cat": 0, "dog": 1},
+    "Received: ['a', None]": ["a", None],
+}
+OTHER = from_files(["a.jpg", "b.jpg"], ["a", "b"]).train
 KERAS_CV = {"augmentation": "keras_cv"}
 NPZ = {
-    "x_train and ... Received: images, labels": {"images": X, "labels": Y},
-    "each with a class name. Received: 3": {"x_train": X, "y_train": Y, "class_names": list("abc")},
+    "x_train and ... Received: ['images', 'labels']": {"images": X, "labels": Y},
+    "each with a class name. Received: ...3... for 3": {
+        "x_train": X,
+        "y_train": Y,
+        "class_names": list("abc"),
+    },
 }
 ERRORS = {
     ImportError: {
@@ -165,18 +195,21 @@ ERRORS = {
         "one channel for each": lambda: layer()(np.zeros((1, 9, 9, 1), "uint8")),
         "must have an input of shape": lambda: ImagePreprocessing.of(FLAT),
         # Augmentation of images with other channels, mixing of labels.
-        "must be off ... 1 or 3 ...Received: 4": lambda: PRESETS["rand_augment"].check(4),
+        "must be off ...(1, 3)... Received: 4": lambda: PRESETS["rand_augment"].check(4),
         "must be off ...keras_cv... Received: 1": lambda: PRESETS["keras_cv"].check(1),
         "`group_size` must divide the batch of 6": lambda: Mixing(group_size=4).check(Y[:6], 4, 6),
-        "Labels must be in 0..2. Received: 3": lambda: Mixing().check(Y, 3, 6),
+        "Labels must be in 0..2. Received: array": lambda: Mixing().check(Y, 3, 6),
         # Sources.
         "validation_split...1": lambda: load_dataset((X, Y), validation_split=1),
         "classes of two": lambda: load_dataset((X, np.arange(40)), validation_split=0.5),
         "`validation_split` must name ": lambda: load_dataset((X, Y), validation_split=["?"]),
-        "(2,) for 1 images": lambda: from_files(["a.jpg"], ["a", "b"]),
-        "`labels` must be a name in every row": lambda: from_files(["a.jpg", "b.jpg"], ["a", None]),
+        "each of 1 images. Received: (2,)": lambda: from_files(["a.jpg"], ["a", "b"]),
+        **of_each(labeled, LABELS),
+        **of_each(with_names, NAMES),
+        "`split` must be ...later": lambda: from_files(["a.jpg"], [0], split=["later"]),
+        "must have the dataset's class names": lambda: replace(load_dataset((X, Y)), test=OTHER),
         # Names of outputs.
-        "as many classes as ImageNet's 1000. Received: 10": lambda: decoded((1, 10)),
+        "as many classes as ImageNet's 1000, or pass the `model`. Received: 10": lambda: decoded((1, 10)),
         "the 1 of `model.class_names`. Received: 3": lambda: decoded(
             (1, 3), SimpleNamespace(class_names=["a"])
         ),

@@ -88,7 +88,9 @@ ERRORS = {
         # fit
         "classes=2 for the classes left, right. ...3": lambda tmp_path: fit_named(tmp_path, 3),
         "classes=3 for the classes cat, dog, eel. ...2": lambda: fit(NAMED),
-        "but the source arrays has 3 classes. ...classes=3": lambda: fit((IMAGES, LABELS + 1)),
+        "an output for each class of arrays: classes=3. Received: 2": lambda: fit(
+            (IMAGES, LABELS + 1)
+        ),
         "classes=1 and classifier_activation=None": lambda: fit((IMAGES, AGES)),
         "softmax' or 'sigmoid'. Received: 'relu'": lambda: fit("no/folder", small(2, "relu")),
         "`source` must have batches (images, labels)": lambda: fit(Unlabeled(*TRAIN)),

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from PIL import Image, ImageEnhance
 
-from keras_vitx.checks import PositiveInt, Probability, Range, check_fields, from_fields
+from keras_vitx.checks import PositiveInt, Probability, Range, check, check_fields, from_fields
 from keras_vitx.data.augmentation.rand_augment import RandAugment
 from keras_vitx.data.augmentation.windows import random_shift, resized_crop
 from keras_vitx.text import nearest, needs_extra
@@ -65,29 +65,22 @@ class Augmentation:
         check_fields(self)
         if self.rand_augment is not None:
             RandAugment.named(self.rand_augment)
-            if self.color_jitter:
-                raise ValueError(
-                    f"`color_jitter` must be 0 with `rand_augment`. Received: {self.color_jitter}."
-                )
+            rule = "`color_jitter` must be 0 with `rand_augment`."
+            check(not self.color_jitter, rule, self.color_jitter)
 
     @classmethod
     def of(cls, value: "str | Augmentation | Mapping[str, Any] | None") -> "Augmentation | None":
-        """Return an augmentation from its name in `PRESETS` or a dictionary of its fields.
-
-        An `Augmentation` and None are returned unchanged.
-
-        Raises:
-            ValueError: if a name or field is unknown; the message suggests the nearest ones.
-        """
+        """Return `value`, or an augmentation from its name in `PRESETS` or from its fields."""
         if value is None or isinstance(value, cls):
             return value
         if isinstance(value, Mapping):
             return from_fields(cls, value)
-        if value not in PRESETS:
-            raise ValueError(
-                f"`augmentation` must be an `Augmentation`, its name or None. Received: {value!r}. "
-                f"{nearest(value, PRESETS)}"
-            )
+        known = f"{nearest(value, PRESETS)}"
+        check(
+            value in PRESETS,
+            f"`augmentation` must be an `Augmentation`, its name or None. {known}",
+            value,
+        )
         return PRESETS[value]
 
     def check(self, channels: int) -> None:
@@ -97,11 +90,8 @@ class Augmentation:
         """
         colors = [name for name in ("rand_augment", "color_jitter") if getattr(self, name)]
         possible = (1, 3) if self.by == "pillow" else (3,)
-        if colors and channels not in possible:
-            raise ValueError(
-                f"`{colors[0]}` must be off for images without {' or '.join(map(str, possible))} "
-                f"channels, with by={self.by!r}. Received: {channels} channels."
-            )
+        rule = f"`{colors}` must be off for images without {possible} channels, by {self.by!r}."
+        check(not colors or channels in possible, rule, channels)
         needed = ("keras_cv", "tensorflow") if self.by == "keras_cv" else ()
         if not all(map(importlib.util.find_spec, needed)):
             what = '`augmentation` by="keras_cv" needs keras-cv'

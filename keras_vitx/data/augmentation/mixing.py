@@ -12,7 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from keras_vitx.checks import NonNegativeFloat, PositiveInt, Probability, check_fields, from_fields
+from keras_vitx.checks import (
+    NonNegativeFloat,
+    PositiveInt,
+    Probability,
+    check,
+    check_fields,
+    from_fields,
+)
 from keras_vitx.data.sources.dataset import is_regression
 
 
@@ -46,20 +53,16 @@ class Mixing:
 
     def __post_init__(self):
         check_fields(self)
-        if self.group_size is not None and self.group_size % 2:
-            raise ValueError(f"`group_size` must be an even number. Received: {self.group_size}.")
+        is_even = self.group_size is None or self.group_size % 2 == 0
+        check(is_even, "`group_size` must be an even number.", self.group_size)
 
     @classmethod
     def of(cls, value: "Mixing | Mapping[str, Any] | None") -> "Mixing | None":
-        """Return `value`, or a `Mixing` from a dictionary of its fields; None if both are off.
-
-        Raises:
-            ValueError: if `value` is of another type, or a field is unknown.
-        """
+        """Return `value`, or a `Mixing` from a dictionary of its fields; None if both are off."""
         if isinstance(value, Mapping):
             value = from_fields(cls, value)
-        if value is not None and not isinstance(value, cls):
-            raise ValueError(f"`mixing` must be a Mixing or None. Received: {value!r}.")
+        is_none = value is None or isinstance(value, cls)
+        check(is_none, "`mixing` must be a Mixing or None.", value)
         return value if value is not None and value.on else None
 
     @property
@@ -88,19 +91,12 @@ class Mixing:
 
     def check(self, labels: np.ndarray, classes: int, size: int) -> None:
         """Raise a ValueError if batches of `size` images of such labels can't be mixed."""
-        if is_regression(labels):
-            raise ValueError(
-                "Mixed labels must be integers (n,) or numbers in 0..1 (n, classes). Received: "
-                f"{labels.dtype} {labels.shape}. For regression, use no mixing."
-            )
-        if labels.ndim == 1 and labels.max() >= max(classes, 2):
-            raise ValueError(
-                f"Labels must be in 0..{max(classes, 2) - 1}. Received: {labels.max()}."
-            )
-        if self.group_size is not None and size % self.group_size:
-            raise ValueError(
-                f"`group_size` must divide the batch of {size} images. Received: {self.group_size}."
-            )
+        rule = "`mixing` must be None for regression."
+        check(not is_regression(labels), rule, f"labels {labels.dtype} {labels.shape}")
+        last = max(classes, 2) - 1
+        check(labels.ndim == 2 or labels.max() <= last, f"Labels must be in 0..{last}.", labels)
+        rule = f"`group_size` must divide the batch of {size} images."
+        check(size % (self.group_size or 1) == 0, rule, self.group_size)
 
     def __call__(
         self,

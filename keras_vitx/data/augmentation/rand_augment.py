@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image, ImageEnhance, ImageOps
 
+from keras_vitx.checks import check
 from keras_vitx.data.augmentation.windows import draw_filter
 
 Fill = int | tuple[int, ...]
@@ -90,17 +91,13 @@ class RandAugment:
         """
         fields = [NAME.fullmatch(field) for field in str(name).removeprefix("rand-").split("-")]
         values = {field[1]: float(field[2]) for field in fields if field}
-        if len(values) < len(fields) or "m" not in values or values.get("inc") != 1:
-            raise ValueError(
-                '`rand_augment` must be a name such as "m9-mstd0.5-inc1", of m (magnitude), mstd, '
-                f"n, p and inc1. Received: {name!r}."
-            )
+        rule = '`rand_augment` must be as "m9-mstd0.5-inc1": m (magnitude), mstd, n, p and inc1.'
+        known = len(values) == len(fields) and "m" in values and values.get("inc") == 1
+        check(known, rule, name)
         values = {"mstd": 0.0, "n": 2, "p": 0.5, **values}
         for key, low, high in (("m", 0, MAXIMUM), ("n", 1, 100), ("p", 0, 1)):
-            if not low <= values[key] <= high:
-                raise ValueError(
-                    f"`rand_augment` must have {key} in {low}..{high}. Received: {name!r}."
-                )
+            rule = f"`rand_augment` must have {key} in {low}..{high}."
+            check(low <= values[key] <= high, rule, name)
         return cls(values["m"], values["mstd"], int(values["n"]), values["p"])
 
     def draw(self, random: np.random.Generator) -> list[tuple[str, float]]:

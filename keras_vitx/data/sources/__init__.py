@@ -28,22 +28,20 @@ def load_dataset(
 ) -> Dataset:
     """Open a labeled set of images.
 
-    Images are uint8 and keep their original sizes. Files are decoded on access; only names and
-    labels are read here.
+    Images are uint8 and keep their original sizes. Files are decoded on access.
 
     Args:
         source: One of
             "fashion_mnist", the sample shipped with the package (6,000 images);
-            a directory with one sub-directory per class, or with `train/`, `val/` and `test/`,
-            some of them, that hold such sub-directories;
+            a directory with one sub-directory per class, or some of `train/`, `val/` and `test/`
+            with such;
             a .csv file with the columns `file`, `label` and, optionally, `split`;
             "tfds:NAME", a dataset of tensorflow-datasets with one label per image;
-            an .npz file with x_train and y_train, x_val and y_val, x_test and y_test (or
-            train_images and train_labels, ..., as MedMNIST), some of them, and class_names;
-            arrays, (images, labels) or ((x_train, y_train), (x_val, y_val)), with (x_test, y_test)
-            as an optional third pair. Images are (n, height, width) or (n, height, width,
-            channels), uint8 or floats in 0..1. Labels are integers (n,), one-hot, soft or multi-hot
-            labels in 0..1 (n, classes), or floats as regression targets;
+            an .npz file with some of x_train and y_train, x_val and y_val, x_test and y_test (or
+            train_images and train_labels, ..., as MedMNIST), and class_names;
+            arrays, (images, labels) or up to three such pairs, to train, validate and test. Images
+            are (n, height, width[, channels]), uint8 or floats in 0..1, labels as in
+            `Split.labels` or names;
             a `Dataset`, as from `from_files`.
         validation_split: Fraction of each class to hold out from the training images if the source
             has no validation images. Or the names of the images to hold out, as in `Split.names`
@@ -55,8 +53,7 @@ def load_dataset(
         fraction: Fraction of the other training images of each class to use (ConViT, Table 2).
 
     Raises:
-        ValueError: if the source is not supported, has fewer than two classes, or has labels out of
-            range.
+        ValueError: if the source has fewer than two classes, or labels that are none.
         OSError: if a file can't be read.
         ImportError: if tensorflow-datasets is required but not installed.
     """
@@ -91,8 +88,9 @@ def _open(source, strict: bool) -> Dataset:
             return load_csv(path)
         if path.is_dir():
             return load_directory(path, strict)
+        if not path.exists() and len(name) < 200:
+            source = f"{name}, and there is no such directory or file"
     raise ValueError(
-        '`source` must be a directory with one sub-directory per class, a .csv or .npz file, "tfds:'
-        'NAME", "fashion_mnist", (images, labels), or what `keras_vitx.data.from_files` returns. '
-        f"Received: {source!r:.200}."
+        '`source` must be a directory of classes, a .csv or .npz file, "tfds:NAME", (images, '
+        f'labels), "fashion_mnist", or `from_files(...)`. Received: {source!s:.200}.'
     )

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from keras_vitx.checks import check
 from keras_vitx.data.images import check_pixels, with_channel_axis
 from keras_vitx.data.sources.dataset import ArrayImages, Dataset, dataset_of
 
@@ -18,21 +19,20 @@ KEYS = {
 
 def load_npz(path: Path, name: str) -> Dataset:
     """Load an .npz file of arrays, see `load_dataset`."""
-    with np.load(path, allow_pickle=False) as file:
-        arrays = dict(file)
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = dict(file)
+    except Exception as error:  # NumPy raises many types of them on damaged files.
+        raise OSError(f"{path} can't be read as an .npz file: {error}") from error
     pairs = {
         split: (arrays[x], arrays[y])
         for split, keys in KEYS.items()
         for x, y in keys
         if x in arrays
     }
-    if not pairs:
-        raise ValueError(
-            "`source` must hold x_train and y_train, x_val and y_val, x_test and y_test, or "
-            f"train_images and train_labels, ..., in {path}. Received: {', '.join(arrays)}."
-        )
-    names = arrays.get("class_names")
-    return _dataset(name, pairs, None if names is None else list(map(str, names)))
+    rule = "`source` must hold x_train and y_train, x_test and y_test, or train_images and so on"
+    check(pairs, f"{rule}, in {path}.", [*arrays])
+    return _dataset(name, pairs, arrays.get("class_names"))
 
 
 def load_arrays(pairs: tuple) -> Dataset:

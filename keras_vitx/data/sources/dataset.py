@@ -1,16 +1,20 @@
 """Labeled sets of images, and their training, validation and test splits."""
 
 import io
+import itertools
 import mmap
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
+from keras_vitx.checks import check
 from keras_vitx.data.decoding import read_picture
+from keras_vitx.data.sources.names import in_order, name_of, names_of
 
 
 class Images(Sequence):
@@ -64,14 +68,18 @@ class Images(Sequence):
 
 
 class ImageFiles(Images):
-    """Image files, listed relative to `root` in held-out images, so that the directory may move."""
+    """Image files, or contents `{"bytes": ..., "path": ...}`; names are relative to `root`."""
 
-    def __init__(self, paths: Iterable[Path], root: Path | None = None):
-        super().__init__(list(paths))
+    def __init__(self, files: Iterable[Any], root: Path | None = None):
+        super().__init__([file if isinstance(file, dict) else Path(file) for file in files])
         self.root = root
 
+    def id(self, index: int) -> Any:
+        key = self.keys[index]
+        return key["path"] or zlib.crc32(key["bytes"]) if isinstance(key, dict) else key
+
     def name(self, index: int) -> str:
-        path = self.keys[index]
+        path = self.id(index)
         return path.relative_to(self.root).as_posix() if self.root else str(path)
 
 
@@ -111,16 +119,17 @@ class Split:
     `split[i]` is the pair of image i and its label.
 
     Attributes:
-        images: A sequence of uint8 arrays (height, width, channels), read or decoded on access to
-            `images[i]`; `np.asarray(images)` if they have one size.
+        images: A sequence of uint8 arrays (height, width, channels), decoded on access.
         labels: One of
             int32 (n,): the class of each image;
             float32 (n, classes), in [0, 1]: one-hot, soft or multi-hot labels;
             float32 (n,) or (n, targets): regression targets.
+        class_names: What the labels mean, as in `Dataset`.
     """
 
     images: Images
     labels: np.ndarray
+    class_names: tuple[str, ...] | None = None
 
     def __len__(self) -> int:
         return self.size
@@ -134,7 +143,7 @@ class Split:
 
     def take(self, indices: np.ndarray) -> "Split":
         """Return the images and labels at `indices`."""
-        return Split(self.images[indices], self.labels[indices])
+        return replace(self, images=self.images[indices], labels=self.labels[indices])
 
     def id(self, index: int) -> Any:
         """Return the id of an image in messages: its path, or its index in the source."""
@@ -171,59 +180,82 @@ class Dataset:
     held_out: bool = False
     strict: bool = False
 
+    def __post_init__(self):
+        for split in (self.train, self.validation, self.test):
+            names = split.class_names if split else None
+            rule = "A split must have the dataset's class names: `from_files(..., split=)`."
+            check(names in (None, self.class_names), rule, names)
+
 
 def dataset_of(
     name: str,
     splits: Mapping[str, tuple[Images, Any]],
-    class_names: Sequence[str] | None = None,
+    class_names: Sequence[Any] | Mapping[Any, Any] | None = None,
     skipped: Sequence[Path] = (),
 ) -> Dataset:
     """Return a dataset of the images and labels of each split; a ValueError if they don't fit.
 
-    Default class names are the integers up to the largest label.
+    Default class names are those in the labels, or the integers up to the largest label.
     """
-    found = {
-        split: Split(images, _labels(labels, len(images), class_names, split))
-        for split, (images, labels) in splits.items()
-    }
-    labels = np.concatenate([split.labels for split in found.values()])
-    if class_names is None and not is_regression(labels):
-        count = labels.shape[1] if labels.ndim == 2 else 1 + labels.max()
-        class_names = list(map(str, range(count)))
-    if labels.dtype.kind == "i" and "train" in found and (labels == labels[0]).all():
-        raise ValueError(
-            f"`source` {name} must have at least two classes. Received: every label is {labels[0]}."
-        )
-    return Dataset(name, class_names and tuple(class_names), **found, skipped=tuple(skipped))
+    read = {split: read_labels(*pair) for split, pair in splits.items()}
+    if class_names is None and (texts := [y for y in read.values() if isinstance(y, list)]):
+        class_names = in_order(itertools.chain(*texts))
+    names = None if class_names is None else names_of(class_names)
+    labels = {split: _numbers(y, splits[split][0], names) for split, y in read.items()}
+    together = np.concatenate([*labels.values()])
+    if names is None and not is_regression(together):
+        count = together.shape[1] if together.ndim == 2 else 1 + together.max()
+        names = tuple(map(str, range(count)))
+    several = together.dtype.kind == "f" or (together != together[0]).any()
+    rule = f"`source` {name} must have at least two classes."
+    check(several or "train" not in labels, rule, together[:3])
+    found = {split: Split(splits[split][0], y, names) for split, y in labels.items()}
+    return Dataset(name, names, **found, skipped=tuple(skipped))
 
 
-def _labels(labels: Any, count: int, names: Sequence[str] | None, split: str) -> np.ndarray:
-    """Return `labels` in one of the forms of `Split.labels`; a ValueError if they can't be.
+def read_labels(images: Images, labels: Any) -> list[str] | np.ndarray:
+    """Return labels as names, or as finite numbers (n,) or (n, classes)."""
+    try:
+        labels = np.asarray(labels)
+    except ValueError:  # Lists of different lengths.
+        labels = np.asarray(labels, object)
+    labels = labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
+    rule = f"`labels` must be (n,) or (n, classes), one for each of {len(images)} images."
+    check(labels.ndim in (1, 2) and len(labels) == len(images), rule, labels.shape)
+    if labels.dtype.kind in "biuf":
+        found, valid = labels, np.isfinite(labels if labels.ndim == 1 else labels.sum(1))
+    else:
+        found = [name_of(label) for label in labels]
+        valid = np.array([name is not None for name in found], bool)
+    _check_each(valid, "`labels` must be a name or finite numbers for each image.", labels, images)
+    return found
 
-    Valid are integers (count,) or (count, 1), numbers (count, classes), or floats for regression.
-    Floats (count,) are classes if they are all 0 or 1, or if classes have names.
+
+def _numbers(given: Any, images: Images, names: tuple[str, ...] | None) -> np.ndarray:
+    """Return labels from `read_labels` in one of the forms of `Split.labels`.
+
+    Floats (n,) are classes if they are all 0 or 1, or if classes have names.
     """
-    labels = np.asarray(labels)
-    if labels.ndim == 2 and labels.shape[1] == 1:
-        labels = labels[:, 0]
-    shapes = ((count,), (count, labels.shape[-1] if names is None else len(names)))
-    if labels.shape not in shapes:
-        raise ValueError(
-            f"Labels of the {split} split must be (n,) or (n, classes), one per image. Received: "
-            f"shape {labels.shape} for {count} images."
-        )
+    labels, bound = given, np.inf if names is None else len(names)
+    if isinstance(given, list):
+        index = {name: label for label, name in enumerate(names)}
+        labels = np.array([index.get(name, -1) for name in given])
     # Floats are regression targets even if all are integral, such as ages.
     is_regression = names is None and labels.dtype.kind == "f" and not np.isin(labels, (0, 1)).all()
     if labels.ndim == 2 or is_regression:
+        rule = "`labels` (n, classes) must have a column for each of `class_names`."
+        check(names is None or labels.shape[1] == bound, rule, labels.shape)
         return labels.astype("float32")
-    bound = np.inf if names is None else len(names)
-    wrong = labels[(labels != np.floor(labels)) | (labels < 0) | (labels >= bound)]
-    if len(wrong):
-        raise ValueError(
-            f"Labels of the {split} split must be whole numbers from 0 on, each with a class name. "
-            f"Received: {wrong[0]}."
-        )
+    valid = (labels == np.floor(labels)) & (labels >= 0) & (labels < bound)
+    rule = "`labels` must be in `class_names`, or whole numbers from 0 on, each with a class name."
+    _check_each(valid, rule, given, images)
     return labels.astype("int32")
+
+
+def _check_each(valid: np.ndarray, rule: str, labels: Any, images: Images) -> None:
+    """Raise a ValueError of the first label that is not valid, and its image."""
+    for index in np.flatnonzero(~valid)[:1]:
+        raise ValueError(f"{rule} Received: {labels[index]!r:.100} for {images.id(index)}.")
 
 
 def is_regression(labels: np.ndarray) -> bool:

@@ -10,17 +10,14 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from keras_vitx.checks import check
 from keras_vitx.data.decoding import FORMATS
 from keras_vitx.data.sources.dataset import Dataset, ImageFiles, dataset_of
 from keras_vitx.data.sources.names import in_order, name_of, split_of
+from keras_vitx.text import shortened
 
-UNREAD = (
-    *(".ico", ".psd", ".svg", ".eps", ".exr", ".hdr", ".dcm", ".mpo", ".pcx", ".icns", ".heic"),
-    *(".heics", ".heif", ".heifs", ".hif", ".avif", ".avifs", ".jxl", ".cr2", ".cr3", ".nef"),
-    *(".arw", ".dng", ".orf", ".rw2", ".raf", ".pef", ".srw", ".x3f", ".crw", ".nrw", ".sr2"),
-    *(".rwl", ".3fr", ".iiq", ".erf", ".webp", ".jp2", ".j2k", ".jpf", ".jpx"),
-)
-"""Suffixes of images that Pillow can't read, some unless it has a plugin: reported, not ignored."""
+NO_IMAGES = (".txt", ".csv", ".json", ".xml", ".yaml", ".yml", ".md", ".html", ".db", ".ini")
+"""Suffixes of files that are no images; others that Pillow can't read are reported, not ignored."""
 HIDDEN = (".", "@", "$", "__MACOSX")
 """How directories begin that are an editor's, a NAS's, Windows's or an archive's own."""
 log = logging.getLogger(__name__)
@@ -32,35 +29,34 @@ def load_directory(directory: Path, strict: bool = False) -> Dataset:
     # The directory of a class named "test" holds images, that of a split directories of classes.
     parts = {split: path for split, path in parts.items() if split and sub_directories(path)}
     skipped: list[Path] = []
+    nested: list[str] = []
     files: dict[str, dict[str, list[Path]]] = {}
     for split, path in (parts or {"train": directory}).items():
         files[split] = classes = {}
         for child in sub_directories(path):
-            known = len(skipped)
-            if (images := image_files(child, skipped)) or len(skipped) > known:
-                classes.setdefault(name_of(child.name), []).extend(images)
+            if images := image_files(child, skipped):
+                classes.setdefault(name_of(child.name) or child.name, []).extend(images)
             else:
-                log.warning("%s has no images, and is no class.", child)
+                log.warning("%s has no images that Pillow can read, and is no class.", child)
+            if images and all(image.parent != child for image in images):
+                nested.append(f"{child} ({shortened(p.name for p in sub_directories(child))})")
     if parts and (others := [p for p in sub_directories(directory) if p not in parts.values()]):
         log.warning("Only %s are used, not %s.", ", ".join(parts), ", ".join(map(str, others)))
     names = in_order(files["train"] if "train" in files else itertools.chain(*files.values()))
     for split, classes in files.items():
-        if unknown := sorted(classes.keys() - set(names)):
-            raise ValueError(
-                "`source` must have the classes of train/ in all splits. Received: "
-                f"{', '.join(unknown)} in {parts[split]}."
-            )
-    if not any(itertools.chain(*(classes.values() for classes in files.values()))):
-        raise ValueError(
-            "`source` must be a directory with one sub-directory per class (cat/1.jpg, dog/2.png, "
-            f"...), or train/, val/ and test/ with such. Received: {directory}, without images."
-        )
+        unknown = [str(parts[split] / name) for name in classes if name not in names]
+        check(not unknown, "`source` must have the classes of train/ in all splits.", unknown)
+    rule = "`source` must have images in one sub-directory per class, also in train/, val/, test/."
+    check(names, rule, str(directory))
+    if nested:
+        rule = "`source` must be the directory of the classes, not the one above it."
+        check(len(names) > 1, rule, nested[0])
+        text = "Taken for classes, though their images are in directories of their own: %s."
+        log.warning(text, shortened(nested, 5))
     if skipped:
-        counts = Counter(path.suffix.lower() for path in skipped)
-        message = (
-            f"{len(skipped)} images are of formats that Pillow can't read here "
-            f"({', '.join(f'{count} {suffix}' for suffix, count in sorted(counts.items()))})"
-        )
+        counts = Counter(path.suffix.lower() or "without a suffix" for path in skipped)
+        kinds = ", ".join(f"{count} {suffix}" for suffix, count in sorted(counts.items()))
+        message = f"{len(skipped)} images are of formats that Pillow can't read here ({kinds})"
         if strict:
             raise OSError(f"{message}, such as {skipped[0]}.")
         log.warning("%s, and are skipped, such as %s.", message, skipped[0])
@@ -83,7 +79,8 @@ def image_files(directory: Path, skipped: list[Path]) -> list[Path]:
 
     Links are followed, each directory once. Hidden files and directories are left out at any depth.
     """
-    found, seen = [], set()
+    above = *directory.absolute().parents, *directory.resolve().parents
+    found, seen = [], set(map(os.path.realpath, above))
     for folder, children, files in os.walk(directory, followlinks=True):
         if (real := os.path.realpath(folder)) in seen:
             children.clear()
@@ -91,11 +88,10 @@ def image_files(directory: Path, skipped: list[Path]) -> list[Path]:
         seen.add(real)
         children[:] = [name for name in children if not name.startswith(HIDDEN)]
         for name in files:
-            suffix = "" if name.startswith(".") else os.path.splitext(name)[1].lower()
-            if suffix in readable_suffixes():
-                found.append(Path(folder, name))
-            elif suffix in UNREAD:
-                skipped.append(Path(folder, name))
+            suffix = os.path.splitext(name)[1].lower()
+            if not name.startswith(".") and suffix not in NO_IMAGES:
+                where = found if suffix in readable_suffixes() else skipped
+                where.append(Path(folder, name))
     return sorted(found)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from keras_vitx.checks import check
 from keras_vitx.data.sources.dataset import Split, is_regression
 from keras_vitx.text import shortened
 
@@ -31,11 +32,8 @@ def hold_out(
         if missing := sorted(names.difference(known)):
             text = "%d held-out images are no longer in the source: %s"
             log.warning(text, len(missing), shortened(missing))
-    if not held_out.any():
-        raise ValueError(
-            "`validation_split` must name images of the source, or be a fraction of classes of two "
-            f"or more. Received: {validation_split!r:.200}, of which there is none."
-        )
+    rule = "`validation_split` must name images, or be a fraction of classes of two or more."
+    check(held_out.any(), rule, validation_split)
     return split.take(np.flatnonzero(~held_out)), split.take(np.flatnonzero(held_out))
 
 

@@ -1,8 +1,13 @@
-"""Names of splits and classes."""
+"""The gate for names of classes, and names of splits."""
 
+import re
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from decimal import Decimal
+from numbers import Number
 from typing import Any
+
+from keras_vitx.checks import check
 
 SPLITS = {
     "train": ("train",),
@@ -10,6 +15,7 @@ SPLITS = {
     "test": ("test",),
 }
 """The names of each split, in lower case."""
+NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
 
 
 def split_of(name: str) -> str | None:
@@ -17,25 +23,40 @@ def split_of(name: str) -> str | None:
     return next((split for split, names in SPLITS.items() if name.lower() in names), None)
 
 
-def name_of(label: Any) -> str:
-    """Return the name of a class as text in one form: a Mac writes "é" as two characters.
+def name_of(label: Any) -> str | None:
+    """Return a name as text in one form: a Mac writes "é" as two characters.
 
-    Raises:
-        ValueError: if it is missing (None, NaN, `<NA>` or empty).
+    None if it is missing (None, NaN, `<NA>` or empty), or neither text nor a number.
     """
-    name = unicodedata.normalize("NFC", label.decode() if isinstance(label, bytes) else str(label))
-    if label is None or name.strip() in ("", "nan", "<NA>"):
-        raise ValueError(f"`labels` must be a name in every row. Received: {label!r}.")
-    return name
+    label = label.decode() if isinstance(label, bytes) else label
+    if not isinstance(label, (str, Number)):
+        return None
+    name = unicodedata.normalize("NFC", str(label)).strip()
+    return None if name in ("", "nan", "<NA>", "NaT") else name
 
 
-def numbers_of(names: Iterable[str]) -> list[int] | None:
-    """Return the numbers that are the names ("0" ... "11"); None if one of them is no number."""
+def names_of(class_names: Sequence[Any] | Mapping[Any, Any]) -> tuple[str, ...]:
+    """Return names of classes, given as a sequence or, as Transformers' `id2label`, by index."""
+    given = class_names
+    if isinstance(given, Mapping):
+        by_index = {str(index): name for index, name in given.items()}
+        given = [by_index.get(str(index)) for index in range(len(by_index))]
+    names = [] if isinstance(given, str) else list(map(name_of, given))
+    rule = "`class_names` must be a list of different names, or of the form {0: 'cat', 1: 'dog'}."
+    check(names and None not in names and len({*names}) == len(names), rule, class_names)
+    return tuple(names)
+
+
+def numbers_of(names: Iterable[str]) -> list[Decimal] | None:
+    """Return the numbers that are the names ("0", "1.0", "-2"); None if one of them is none."""
     names = list(names)
-    return [int(n) for n in names] if all(n.isascii() and n.isdigit() for n in names) else None
+    return [*map(Decimal, names)] if all(map(NUMBER.fullmatch, names)) else None
 
 
 def in_order(names: Iterable[str]) -> list[str]:
     """Return the distinct names of classes, sorted; numbers by value, so that label 2 is "2"."""
     names = sorted(set(names))
-    return sorted(names, key=int) if numbers_of(names) else names
+    numbers = numbers_of(names)
+    rule = "`labels` must have one spelling of each number."
+    check(numbers is None or len({*numbers}) == len(names), rule, names)
+    return names if numbers is None else sorted(names, key=Decimal)

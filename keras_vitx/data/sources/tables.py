@@ -2,20 +2,25 @@
 
 import csv
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from keras_vitx.data.sources.dataset import Dataset, ImageFiles, dataset_of
-from keras_vitx.data.sources.names import in_order, name_of, split_of
+from keras_vitx.checks import check
+from keras_vitx.data.sources.dataset import Dataset, ImageFiles, dataset_of, read_labels
+from keras_vitx.data.sources.names import SPLITS, split_of
 
 COLUMNS = ["file", "label"], ["file", "label", "split"]
 
 
 def from_files(
-    paths: Sequence[str | os.PathLike], labels: Any, class_names: Sequence[str] | None = None
+    paths: Sequence[str | os.PathLike],
+    labels: Any,
+    class_names: Sequence[str] | Mapping[int, str] | None = None,
+    *,
+    split: Sequence[str] | None = None,
 ) -> Dataset:
     """Return a dataset of image files and their labels, whatever says which these are.
 
@@ -24,24 +29,18 @@ def from_files(
     source = kv.data.from_files("photos/" + table.id + ".jpg", table.breed)
     ```
 
-    All images are training images; `dataclasses.replace(source, test=other.train)` adds those of
-    another dataset as its test split.
-
     Args:
-        paths: The n files.
+        paths: The n files; or, as from Hugging Face's datasets, `{"bytes": ..., "path": ...}`.
         labels: Names of classes (n,), or labels in one of the forms of `Split.labels`.
         class_names: Label i means `class_names[i]`. None for the names in `labels`, sorted, or for
             "0", "1", ...
+        split: "train", "val" or "test" for each file. None for training images only.
 
     Raises:
-        ValueError: if the numbers of files and labels differ, or a label is out of range.
+        ValueError: if the numbers of files and labels differ, or a label is missing or out of
+            range.
     """
-    images, labels = ImageFiles(map(Path, paths)), np.asarray(labels)
-    if labels.dtype.kind in "OSU":
-        names = [name_of(label) for label in labels]
-        class_names = in_order(names) if class_names is None else [*map(name_of, class_names)]
-        labels = np.array([class_names.index(name) for name in names])
-    return dataset_of("files", {"train": (images, labels)}, class_names)
+    return _dataset("files", ImageFiles(paths), labels, class_names, split)
 
 
 def load_csv(path: Path) -> Dataset:
@@ -49,22 +48,28 @@ def load_csv(path: Path) -> Dataset:
 
     Files are relative to it; labels are names of classes; splits are train, val or test.
     """
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        columns, *rows = csv.reader(file)
-    rows = [row for row in rows if row]
-    if columns not in COLUMNS or not rows or {len(row) for row in rows} != {len(columns)}:
-        raise ValueError(
-            "`source` must have the columns file,label or file,label,split, and a value of each in "
-            f"every row, in {path}. Received: {','.join(columns)} and {len(rows)} rows. Read other "
-            "tables by `keras_vitx.data.from_files(paths, labels)`."
-        )
-    names = in_order(name_of(row[1]) for row in rows)
-    parts: dict[str | None, tuple[list, list]] = {}
-    for file, label, *split in rows:
-        files, labels = parts.setdefault(split_of(*split) if split else "train", ([], []))
-        files.append(path.parent / file)
-        labels.append(names.index(name_of(label)))
-    if None in parts:
-        raise ValueError(f"`source` must have train, val or test as `split`. Received: {path}.")
-    splits = {split: (ImageFiles(files, path.parent), y) for split, (files, y) in parts.items()}
-    return dataset_of(str(path), splits, names)
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            columns, *rows = [row for row in csv.reader(file) if row] or [[]]
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ValueError(f"{path} must be a CSV file in UTF-8. Received: {error}.") from error
+    complete = rows and {len(row) for row in rows} == {len(columns)}
+    rule = f"{path} must have file,label or file,label,split in each row; else, use `from_files`."
+    check(columns in COLUMNS and complete, rule, [columns, *rows[:2]])
+    files, labels, *split = zip(*rows, strict=True)
+    images = ImageFiles([path.parent / file for file in files], path.parent)
+    return _dataset(str(path), images, labels, None, *split)
+
+
+def _dataset(
+    name: str, images: ImageFiles, labels: Any, class_names: Any, split: Any = None
+) -> Dataset:
+    """Return the dataset of a table, in which all splits have the same class names."""
+    if split is None:
+        return dataset_of(name, {"train": (images, labels)}, class_names)
+    labels, keys = np.asarray(read_labels(images, labels)), [split_of(str(x)) for x in split]
+    rule = "`split` must be train, val or test for each file."
+    check(len(keys) == len(labels) and None not in keys, rule, {*split})
+    rows = {key: np.flatnonzero(np.array(keys) == key) for key in SPLITS if key in keys}
+    splits = {key: (images[found], labels[found]) for key, found in rows.items()}
+    return dataset_of(name, splits, class_names)

@@ -32,9 +32,8 @@ def load_tfds(name: str) -> Dataset:
     try:
         import tensorflow_datasets as tfds
     except ImportError as error:
-        raise ImportError(
-            needs_extra(f'`source` "tfds:{name}" needs tensorflow-datasets', "data")
-        ) from error
+        what = f'`source` "tfds:{name}" needs tensorflow-datasets'
+        raise ImportError(needs_extra(what, "data")) from error
     builder = tfds.builder(name)
     if not builder.is_prepared():
         keep_tensorflow_off_the_gpu()
