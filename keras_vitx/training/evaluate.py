@@ -289,13 +289,10 @@ def order_of(
     if numbers and not known.keys() >= set(labels):
         keys, values = numbers, numbers_of(known) or range(count)
         known = {number: index for index, number in enumerate(values)}
-    if unknown := [label for label, key in zip(labels, keys, strict=True) if key not in known]:
-        text = shortened(names or ["none, as it has no `class_names`"], 5)
-        next_step = "" if names else " Set `model.class_names`, in the order of its outputs."
-        raise ValueError(
-            f"`source` must have only classes that the model knows: {text}. "
-            f"Received: {shortened(unknown, 5)}.{next_step}"
-        )
+    unknown = [label for label, key in zip(labels, keys, strict=True) if key not in known]
+    text = shortened(names or ["none, as it has no `class_names`; set them"], 5)
+    rule = f"`source` must have only classes that the model knows: {text}."
+    check(not unknown, rule, shortened(unknown, 5))
     rule = "`model.class_names` must be different names."
     check(names is None or len({*names}) == len(names), rule, names)
     order = [known[key] for key in keys]

@@ -80,9 +80,9 @@ NUMBERS = [str(i) for i in range(12)]
         (NUMBERS, ["03", "11"], [3, 11]),
         (["a", "b", "c"], ["0", "1"], None),
         (["a", "b", "c"], ["2"], [2]),
-        (["a", "b", "c"], ["2", "3"], r"Received: 3\."),
+        (["a", "b", "c"], ["2", "3"], "Received: '3'"),
         (12, [str(i) for i in range(1, 13)], "must have only classes .*no `class_names`"),
-        (12, ["cat", "dog"], "Received: cat, dog"),
+        (12, ["cat", "dog"], "Received: 'cat, dog'"),
         (["a", "b", "a"], ["a", "b"], "must be different names"),  # mlfoundations/open_clip#917
         (NUMBERS, ["1.0", "+2", "1e1"], [1, 2, 10]),
     ],

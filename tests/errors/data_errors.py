@@ -209,8 +209,10 @@ ERRORS = {
         "`split` must be ...later": lambda: from_files(["a.jpg"], [0], split=["later"]),
         "must have the dataset's class names": lambda: replace(load_dataset((X, Y)), test=OTHER),
         # Names of outputs.
-        "as many classes as ImageNet's 1000, or pass the `model`. Received: 10": lambda: decoded((1, 10)),
-        "the 1 of `model.class_names`. Received: 3": lambda: decoded(
+        "as many classes as ImageNet's 1000, or pass the `model`. Received: 10": lambda: decoded(
+            (1, 10)
+        ),
+        "the 1 of `class_names`...Received: 3": lambda: decoded(
             (1, 3), SimpleNamespace(class_names=["a"])
         ),
         "Received: (1000,)": lambda: decoded((1000,)),

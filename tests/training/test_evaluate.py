@@ -111,7 +111,7 @@ def test_labels_go_by_name(tmp_path):
     some = labels < 3
     found = kv.evaluate(model, named(path, images[some], 2 - labels[some], NAMES[2::-1]))
     assert found["loss"] == pytest.approx(crossentropy(model, images[some], labels[some]), rel=1e-4)
-    with pytest.raises(ValueError, match="Received: in"):
+    with pytest.raises(ValueError, match="Received: 'in'"):
         kv.evaluate(model, named(path, images[some], labels[some], ("left", "right", "in")))
 
 
