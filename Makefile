@@ -1,4 +1,4 @@
-# `make demo` and `make test` install their dependencies into .venv, then run.
+# `make demo` and `make test` install their dependencies into .venv, then run; the demo those of BACKEND.
 
 PYTHON ?= python3
 # The versions tested by CI. `make test-oldest` and `make test-newest` use others.
@@ -16,10 +16,10 @@ BACKENDS ?= jax tensorflow torch
 BACKEND ?= tensorflow
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
-.PHONY: demo docs test test-backend-free test-older test-oldest test-newest sizes numbers lint constraints clean \
+.PHONY: demo docs test test-backend-free test-older test-oldest test-newest test-others sizes numbers lint constraints clean \
 	$(BACKENDS:%=test-%) $(BACKENDS:%=test-avx2-%) $(BACKENDS:%=test-sse4-%)
 
-demo: .venv/demo
+demo: .venv/demo-$(BACKEND)
 	KERAS_BACKEND=$(BACKEND) .venv/bin/python examples/demo.py
 
 # One process per backend, and one for the tests that need none (with PyTorch, which starts
@@ -85,6 +85,15 @@ test-oldest test-newest: test-%:
 	OMP_NUM_THREADS=1 KERAS_BACKEND=$$backend .venv-$*/bin/python -m pytest -q \
 	$(VERSION_TESTS) || exit 1; done
 
+# What uses packages too large for every run of the tests: searches, trackers, Ray.
+OTHERS ?= optuna==5.0.0 keras-tuner==1.4.8 wandb==0.31.0 mlflow-skinny==3.17.2 pandas ray[data]==2.60.0
+test-others:
+	$(PYTHON) -m venv --clear .venv-others
+	.venv-others/bin/python -m pip install -q -c $(CONSTRAINTS) "$(TORCH)" -e ".[torch,plots]" pytest hypothesis
+	.venv-others/bin/python -m pip install -q $(OTHERS)
+	KERAS_BACKEND=torch .venv-others/bin/python -m pytest -q tests/test_docs.py tests/test_examples.py \
+	-k "search or two_workers"
+
 # The documentation, in site/. It has an environment of its own; figures are drawn with PyTorch.
 docs: .venv-docs/installed build/npm
 	KERAS_BACKEND=torch .venv-docs/bin/python docs/site/build.py
@@ -122,8 +131,8 @@ lint: .venv/test
 	$(PYTHON) -m venv .venv
 	.venv/bin/python -m pip install -q --upgrade pip
 
-.venv/demo: pyproject.toml $(CONSTRAINTS) | .venv/bin/python
-	.venv/bin/python -m pip install -q -c $(CONSTRAINTS) -e ".[$(BACKEND),data,plots,export]"
+.venv/demo-$(BACKEND): pyproject.toml $(CONSTRAINTS) | .venv/bin/python
+	.venv/bin/python -m pip install -c $(CONSTRAINTS) -e ".[$(BACKEND),plots]"
 	@touch $@
 
 .venv/test: pyproject.toml $(CONSTRAINTS) | .venv/bin/python

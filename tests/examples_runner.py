@@ -17,7 +17,6 @@ ARGUMENTS = {"compare": COMPARED}
 """Words of the command line, where an example takes what makes it short."""
 SMALLER = {
     # name of an example or a page: what it says, and what runs in place of it
-    "demo": ('OUTPUT / "saved_model"', 'OUTPUT / "model.pt2"'),
     "quantize_onnx": ("CALIBRATION, TEST = 128, 1000", "CALIBRATION, TEST = 8, 32"),
     "find_learning_rate": ("np.geomspace(1e-6, 1.0, 60)", "np.geomspace(1e-6, 1.0, 12)"),
     "distil": ("EPOCHS = 5", "EPOCHS = 1"),

@@ -1,6 +1,9 @@
 """Blocks of README and pages run; their numbers, calls and tables are those of the package."""
 
+import glob
 import re
+import shlex
+import sys
 from pathlib import Path
 from unittest.mock import patch
 
@@ -13,7 +16,7 @@ from sizes import COUNTS, SIZES
 from training.fitting import same_weights
 
 import keras_vitx as kv
-from keras_vitx import layers
+from keras_vitx import cli, layers
 from keras_vitx.data import sources
 from keras_vitx.models import build
 from keras_vitx.training import list_recipes, recipes
@@ -77,6 +80,8 @@ def decimals(number):
     return len(number.partition(".")[2])
 
 
+OTHERS = "optuna", "keras_tuner", "wandb", "mlflow", "pandas"
+"""What `make test-others` installs."""
 PAGES = [page for page in sorted(DOCS.rglob("*.md")) if "```python" in page.read_text()]
 
 
@@ -91,6 +96,8 @@ def registries():
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(DOCS).as_posix())
 def test_blocks_of_a_page_run(page, downloads, write_pictures, tmp_path, monkeypatch):
     """In order, with the names of the blocks before, on a few images of the sample."""
+    for package in OTHERS if page.stem == "search" else ():
+        pytest.importorskip(package)
     write_pictures("cat.png", "coffee.png", "rocket.jpg")
     monkeypatch.setattr(sources, "load_npz", few_images)
     names = {"__name__": page.stem}
@@ -139,21 +146,40 @@ def test_the_lines_compute_what_fit_computes(tmp_path, monkeypatch):
 
 
 README = (ROOT / "README.md").read_text()
-BLOCKS = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+BLOCKS = re.findall(r"```(python|sh)\n(.*?)```", README, flags=re.DOTALL)
 # Of every family; `make numbers` counts the other sizes, too.
 COUNTED = {*re.findall(r"^\| (\w+) \|", README, re.MULTILINE)}
 
 
+def paste(block):
+    """Run the commands of a block of the shell, but those that install or take minutes."""
+    for line in block.splitlines():
+        command, *words = shlex.split(line, comments=True)
+        assert command in ("keras-vitx", "pip", "make", "export"), line
+        if command == "keras-vitx":
+            # Few images would be read for 170 epochs.
+            words += ["--epochs", "1"] if words[0] == "train" else []
+            words = [name for word in words for name in sorted(glob.glob(word)) or [word]]
+            with patch.object(sys, "argv", [command, *words]), pytest.raises(SystemExit) as end:
+                cli.main()
+            assert not end.value.code, line
+
+
 def test_blocks_of_the_readme_run(downloads, write_pictures, tmp_path, monkeypatch):
+    pytest.importorskip("onnxruntime")
     # At 224 pixels and 24 blocks, a training takes most of the time.
     monkeypatch.setitem(kv.CaiT_XXS24.data, "input_shape", (64, 64, 3))
     monkeypatch.setitem(kv.CaiT_XXS24.data, "depth", 4)
-    write_pictures("cat.jpg", "dog.jpg", *(f"photos/{c}/{i}.jpg" for c in "abc" for i in range(4)))
+    photos = [f"photos/{c}/{i}.jpg" for c in "abc" for i in range(4)]
+    write_pictures("cat.jpg", "dog.jpg", "new/1.jpg", *photos)
     namespace = {"__name__": "readme"}
-    for number, block in enumerate(BLOCKS):
-        exec(compile(block, f"block {number} of the README", "exec"), namespace)
+    for number, (language, block) in enumerate(BLOCKS):
+        if language == "sh":
+            paste(block)
+        else:
+            exec(compile(block, f"block {number} of the README", "exec"), namespace)
     assert len(downloads) == 1
-    written = {"runs", "my-model.keras", "page.html", "exported"}
+    written = {"runs", "my-model.keras", "page.html", "exported", "photos.onnx"}
     assert written <= {path.name for path in tmp_path.iterdir()}
     assert namespace["exported"].difference < 0.05
 
