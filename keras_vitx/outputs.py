@@ -112,8 +112,10 @@ def class_names_of(model: Any) -> tuple[str, ...] | None:
 def layers_of(model: keras.Model) -> list[Any]:
     """Return the layers of a model in order, including other operations and nested models'."""
     layers = getattr(model, "operations", None) or model.layers
-    nested = (layers_of(layer) if isinstance(layer, keras.Model) else [layer] for layer in layers)
-    return [layer for group in nested for layer in group]
+    flat = []
+    for layer in layers:
+        flat += layers_of(layer) if isinstance(layer, keras.Model) else [layer]
+    return flat
 
 
 def is_chain(model: Any) -> bool:

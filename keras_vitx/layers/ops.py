@@ -162,6 +162,11 @@ def scalars_on_device():
     return contextlib.nullcontext()
 
 
+def without_modes():
+    """Return a context without `scalars_on_device`, which costs a call for each operation."""
+    return contextlib.nullcontext()
+
+
 def checkpoint_name(x):
     """Return `x`, which `remat` of `"products"` saves."""
     return x
@@ -191,7 +196,14 @@ KERNELS = {
     "torch": (
         *("shape", "reshape", "transpose", "split", "matmul", "cast", "call", "logits", "softmax"),
         *("fused_attention", "by_images", "mix_heads", "convolve_maps", "pad", "gelu"),
-        *("drop_path_mask", "scalars_on_device", "rotate", "compiled_call", "COMPILES_BLOCKS"),
+        *(
+            "drop_path_mask",
+            "scalars_on_device",
+            "without_modes",
+            "rotate",
+            "compiled_call",
+            "COMPILES_BLOCKS",
+        ),
         "without_autocast",
     ),
     "jax": (

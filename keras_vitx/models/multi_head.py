@@ -1,6 +1,5 @@
 """The training step of a `Chain`: losses get logits, of each classifier where there are several."""
 
-import contextlib
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -9,7 +8,7 @@ import keras
 from keras import ops
 
 from keras_vitx.layers.base import optimizer_of
-from keras_vitx.layers.ops import COMPILES_BLOCKS, scalars_on_device
+from keras_vitx.layers.ops import COMPILES_BLOCKS, scalars_on_device, without_modes
 from keras_vitx.losses import FunctionLoss, PerHead, as_loss, loss_of_logits
 from keras_vitx.outputs import ACTIVATIONS, kind_of
 from keras_vitx.pixels import unpacked
@@ -22,7 +21,6 @@ class StepImages(NamedTuple):
     """
 
     images: Any
-    rest: contextlib.ExitStack  # Contexts of the step after the forward pass.
 
 
 @runtime_checkable
@@ -78,7 +76,8 @@ class MultiHeadTraining:
 
     def __call__(self, inputs, *args, **kwargs):
         if isinstance(inputs, StepImages):
-            return super().__call__(inputs.images, *args, by_head=True, **kwargs)
+            with without_modes():
+                return super().__call__(inputs.images, *args, by_head=True, **kwargs)
         # Before Keras compares the names of inputs.
         return super().__call__(unpacked(inputs), *args, **kwargs)
 
@@ -93,10 +92,10 @@ class MultiHeadTraining:
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
         if not self.optimizer.built:  # Averages begin with the statistics before the step.
             self.optimizer.build(self.trainable_variables)
-        with contextlib.ExitStack() as rest:
-            x = unpacked(x)
-            if self._has_own_methods():
-                x = StepImages(keras.tree.flatten(x)[0], rest)
+        x = unpacked(x)
+        if self._has_own_methods():
+            x = StepImages(keras.tree.flatten(x)[0])
+        with scalars_on_device():
             result = super().train_step(*state, (x, y, sample_weight))
         optimizer = self._averaging_optimizer()
         if optimizer is None or not optimizer.averages:
@@ -133,7 +132,6 @@ class MultiHeadTraining:
         labels, weights = self._by_name(y), self._by_name(sample_weight)
         loss, outputs = self.loss, {"head": y_pred}
         if isinstance(x, StepImages):
-            x.rest.enter_context(scalars_on_device())
             loss, outputs = self._of_logits(y_pred)
         is_plain = len(outputs) == 1 and (len(labels) == 1 or not training)
         if loss is None or (is_plain and loss is self.loss):

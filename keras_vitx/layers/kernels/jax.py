@@ -159,7 +159,8 @@ def described(value, names=None):
     """Return a traced program, or a part of it, as a tuple that equals an equal program's.
 
     The tuple keeps the functions in it alive, so that no other one gets their address. Of an
-    operation with a gradient of its own, the functions are left out: `program` traces it.
+    operation with a gradient of its own, the functions are left out: `program` traces it. The
+    lowered text is the same for two callbacks, and takes 2.6 times as long (CaiT_XXS24).
     """
     if isinstance(value, (core.ClosedJaxpr, core.Jaxpr)):
         # From JAX 0.12 on, both are one class.

@@ -56,7 +56,8 @@ def compiled_call(block, x, training, dtype):
 
 def is_direct(layer, x, dtype):
     """Return whether `layer.call(x)`, inside a layer that computes in `dtype`, is `layer(x)`."""
-    expected, inputs = getattr(torch, layer.input_dtype), x if isinstance(x, tuple) else (x,)
+    expected = getattr(torch, layer.input_dtype)
+    inputs = x if isinstance(x, tuple) else (x,)
     return (
         layer.built
         and type(layer).__module__.startswith(("keras.", "keras_vitx."))
@@ -278,6 +279,11 @@ def drop_path_mask(x, keep, generator, seed):
 def scalars_on_device():
     """Make tensors of numbers on the accelerator: Keras's copies from the host wait for it."""
     return contextlib.nullcontext() if torch.compiler.is_compiling() else _ScalarsOnDevice()
+
+
+def without_modes():
+    """Turn it off in the forward pass, which has no such numbers. All devices."""
+    return torch._C.DisableTorchFunction()
 
 
 class _ScalarsOnDevice(torch.overrides.TorchFunctionMode):
