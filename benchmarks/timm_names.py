@@ -54,8 +54,7 @@ def of_two_blocks(kind):
     kind.__init__ = init
 
 
-for kind in (timm.models.VisionTransformer, timm.models.Eva, timm.models.beit.Beit):
-    of_two_blocks(kind)
+KINDS = timm.models.VisionTransformer, timm.models.Eva, timm.models.beit.Beit
 
 
 def is_norm(layer):
@@ -116,6 +115,7 @@ def translated(name, model):
         assert positions is not None, "no positions"
         return "ViT", own
     if rope is None:
+        assert own.pop("qkv_bias") == "qv" and positions is None, "positions, or a bias of keys"
         return "BEiT", own
     kind = type(rope).__name__
     theta = float(rope.temperature)
@@ -213,6 +213,8 @@ def plain_names():
 
 def write():
     """Write the table; rows of known checkpoints keep what is known of them and their order."""
+    for kind in KINDS:
+        of_two_blocks(kind)
     known = {one.name: one for one in kv.weights.checkpoints_of(None) if "hf://timm" in one.source}
     rows, missing = {}, Counter()
     for module, name, tags in plain_names():

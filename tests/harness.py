@@ -160,6 +160,7 @@ GOLDEN_CASES: dict[str, Callable[..., keras.Model]] = {
     "beit3": golden(
         "beit3", kv.ViT, num_heads=3, heads_norm=True, mlp_norm=True, mean_pooling=True
     ),
+    "beit": golden("beit", kv.BEiT, num_heads=3, mean_pooling=True),
     "pe_core": golden(
         "pe_core",
         kv.RotaryViT,

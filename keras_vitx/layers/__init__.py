@@ -1,6 +1,7 @@
 """Layers: attention and its modifications, blocks, tokens."""
 
 from keras_vitx.layers.attention import Attention as Attention
+from keras_vitx.layers.beit import RelativePositionBias as RelativePositionBias
 from keras_vitx.layers.block import Block as Block
 from keras_vitx.layers.cait import ClassAttention as ClassAttention
 from keras_vitx.layers.cait import ClassBlock as ClassBlock

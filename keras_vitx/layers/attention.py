@@ -83,21 +83,14 @@ class Attention(Layer):
         check_argument("qkv_bias", qkv_bias, Literal[True, False, "qv"])
         check_argument("normalizer", normalizer, Literal["softmax", *NORMALIZERS])
         check_argument("gate", gate, Literal["head", "element"] | None)
-        self.num_heads = num_heads
-        self.head_size = head_size
-        self.on_input = list(on_input)
-        self.on_queries_keys = list(on_queries_keys)
-        self.on_logits = list(on_logits)
-        self.on_weights = list(on_weights)
-        self.on_output = list(on_output)
-        self.qkv_bias = qkv_bias
-        self.dropout = dropout
-        self.proj_dropout = proj_dropout
+        self.num_heads, self.head_size = num_heads, head_size
+        self.on_input, self.on_output = list(on_input), list(on_output)
+        self.on_queries_keys, self.on_heads = list(on_queries_keys), list(on_heads)
+        self.on_logits, self.on_weights = list(on_logits), list(on_weights)
+        self.qkv_bias, self.proj_bias = qkv_bias, proj_bias
+        self.dropout, self.proj_dropout = dropout, proj_dropout
         self.initialization = initialization
-        self.normalizer = normalizer
-        self.gate = gate
-        self.on_heads = list(on_heads)
-        self.proj_bias = proj_bias
+        self.normalizer, self.gate = normalizer, gate
         dtype = self.dtype_policy
         self.attn_drop = keras.layers.Dropout(dropout, dtype=dtype, name="attn_drop")
         self.proj_drop = keras.layers.Dropout(proj_dropout, dtype=dtype, name="proj_drop")

@@ -61,12 +61,9 @@ class Block(Layer):
         check_argument("residual_scale", residual_scale, PositiveFloat)
         self.attention = attention
         self.mlp = mlp
-        self.layer_scale = layer_scale
-        self.scalar_scale = scalar_scale
-        self.residual_scale = residual_scale
-        self.epsilon = epsilon
-        self.residual_dtype = residual_dtype
-        self.norm = norm
+        self.layer_scale, self.scalar_scale = layer_scale, scalar_scale
+        self.residual_scale, self.residual_dtype = residual_scale, residual_dtype
+        self.norm, self.epsilon = norm, epsilon
         # The checkpoints' names, whatever the layers were named.
         attention.name = "attn"
         mlp.name = "mlp"

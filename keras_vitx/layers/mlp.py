@@ -58,16 +58,12 @@ class MLP(Layer):
         **kwargs,
     ):
         super().__init__(**kwargs)
-        self.mlp_ratio = mlp_ratio
-        self.activation = activation
+        self.mlp_ratio, self.hidden = mlp_ratio, hidden
+        self.activation, self.gated = activation, gated
         self.dropout = dropout
-        self.on_input = list(on_input)
+        self.on_input, self.on_output = list(on_input), list(on_output)
         self.on_hidden = list(on_hidden)
-        self.on_output = list(on_output)
-        self.hidden = hidden
-        self.initialization = initialization
-        self.gated = gated
-        self.use_bias = use_bias
+        self.initialization, self.use_bias = initialization, use_bias
         self.act = GELUS.get(activation) or keras.activations.get(activation)
         self.drop = keras.layers.Dropout(dropout, dtype=self.dtype_policy, name="drop")
 
@@ -75,10 +71,8 @@ class MLP(Layer):
         dim = input_shape[-1]
         hidden = int(dim * self.mlp_ratio) if self.hidden is None else self.hidden
         inner = (*input_shape[:-1], hidden)
-        act = None if self.gated else self.act
-        self.fc1 = self.dense(
-            (1 + self.gated) * hidden, "fc1", input_shape, self.use_bias, activation=act
-        )
+        units, act = (2 * hidden, None) if self.gated else (hidden, self.act)
+        self.fc1 = self.dense(units, "fc1", input_shape, self.use_bias, activation=act)
         self.fc2 = self.dense(dim, "fc2", inner, self.use_bias)
         build_all(self.on_input, input_shape)
         build_all(self.on_hidden, inner)
@@ -110,8 +104,8 @@ class TokenMixing(Layer):
         self.hidden = hidden
         self.dropout = dropout
         self.initialization = initialization
-        arguments = {"dropout": dropout, "initialization": initialization}
-        self.mlp = MLP(hidden=hidden, **arguments, dtype=self.dtype_policy, name="mlp")
+        form = {"dropout": dropout, "initialization": initialization, "dtype": self.dtype_policy}
+        self.mlp = MLP(hidden=hidden, **form, name="mlp")
 
     def build(self, input_shape):
         batch, tokens, dim = input_shape

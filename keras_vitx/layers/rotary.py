@@ -55,15 +55,11 @@ class RotaryEmbedding(Layer):
     ):
         super().__init__(**kwargs)
         check_argument("order", order, Literal["yx", "xy"])
-        self.grid = tuple(grid)
-        self.num_prefix_tokens = num_prefix_tokens
-        self.temperature = temperature
-        self.learned = learned
-        self.order = order
-        self.halves = halves
-        self.centered = centered
+        self.grid, self.num_prefix_tokens = tuple(grid), num_prefix_tokens
+        self.temperature, self.learned = temperature, learned
+        self.order, self.halves = order, halves
+        self.centered, self.offset = centered, offset
         self.reference_grid = reference_grid and tuple(reference_grid)
-        self.offset = offset
 
     def build(self, input_shape):
         (_, _, heads, self.size), _ = input_shape

@@ -40,11 +40,8 @@ class PatchEmbedding(Layer):
         **kwargs,
     ):
         super().__init__(**kwargs)
-        self.dim = dim
-        self.patch_size = patch_size
-        self.stride = stride
-        self.initialization = initialization
-        self.use_bias = use_bias
+        self.dim, self.initialization, self.use_bias = dim, initialization, use_bias
+        self.patch_size, self.stride = patch_size, stride
 
     def build(self, input_shape):
         self.new_grid = patch_grid(input_shape[1:], self.patch_size, self.stride)
@@ -85,19 +82,16 @@ class ConvStem(Layer):
         self.new_grid = patch_grid(input_shape[1:], self.patch_size)
         self.convolutions, self.norms = [], []
         shape = tuple(input_shape)
+        form = {"momentum": 0.9, "epsilon": 1e-5, "dtype": self.dtype_policy}
         for index, channels in enumerate(self.channels, start=1):
             # `call` pads the first: with a stride, Keras's "same" differs from the public code.
-            side, form = (7, {"strides": 2}) if index == 1 else (3, {"padding": "same"})
-            layer = _convolution(
-                self, f"conv{index}", channels, shape, side, **form, use_bias=False
-            )
+            side, own = (7, {"strides": 2}) if index == 1 else (3, {"padding": "same"})
+            own["use_bias"] = False
+            layer = _convolution(self, f"conv{index}", channels, shape, side, **own)
             self.convolutions.append(layer)
             shape = (None, input_shape[1] // 2, input_shape[2] // 2, channels)
-            norm = keras.layers.BatchNormalization(
-                momentum=0.9, epsilon=1e-5, dtype=self.dtype_policy, name=f"bn{index}"
-            )
-            norm.build(shape)
-            self.norms.append(norm)
+            self.norms.append(keras.layers.BatchNormalization(**form, name=f"bn{index}"))
+            self.norms[-1].build(shape)
         half = self.patch_size // 2
         self.proj = _convolution(self, "proj", self.dim, shape, half, strides=half)
 
@@ -134,10 +128,8 @@ class TokenDownsampling(Layer):
         **kwargs,
     ):
         super().__init__(**kwargs)
-        self.dim = dim
-        self.grid = tuple(grid)
-        self.num_prefix_tokens = num_prefix_tokens
-        self.initialization = initialization
+        self.dim, self.initialization = dim, initialization
+        self.grid, self.num_prefix_tokens = tuple(grid), num_prefix_tokens
 
     @property
     def new_grid(self) -> tuple[int, int]:
@@ -148,16 +140,10 @@ class TokenDownsampling(Layer):
     def build(self, input_shape):
         width = input_shape[-1]
         rows, columns = self.grid
-        self.conv = keras.layers.DepthwiseConv2D(
-            3,
-            strides=2,
-            depth_multiplier=self.dim // width,
-            data_format="channels_last",
-            depthwise_initializer=uniform(9),
-            bias_initializer=uniform(9),
-            dtype=self.dtype_policy,
-            name="conv",
-        )
+        starts = {"depthwise_initializer": uniform(9), "bias_initializer": uniform(9)}
+        form = {"data_format": "channels_last", "dtype": self.dtype_policy, "name": "conv"}
+        form["depth_multiplier"] = self.dim // width
+        self.conv = keras.layers.DepthwiseConv2D(3, strides=2, **starts, **form)
         self.conv.build((None, rows + 2, columns + 2, width))
         self.fc = self.dense(self.dim, "fc", (None, self.num_prefix_tokens, width))
 
@@ -186,8 +172,7 @@ class PositionEmbedding(Layer):
 
     def __init__(self, grid: tuple[int, int], num_prefix_tokens: int = 0, **kwargs):
         super().__init__(**kwargs)
-        self.grid = tuple(grid)
-        self.num_prefix_tokens = num_prefix_tokens
+        self.grid, self.num_prefix_tokens = tuple(grid), num_prefix_tokens
 
     def build(self, input_shape):
         rows, columns = self.grid
@@ -323,15 +308,9 @@ class AttentionPooling(Attention):
 
 def _convolution(parent, name, filters, input_shape, side, initialization="uniform", **arguments):
     """Return a built square `Conv2D`, a child of `parent`."""
-    layer = keras.layers.Conv2D(
-        filters,
-        side,
-        data_format="channels_last",
-        **initializers(initialization, side * side * input_shape[-1]),
-        **arguments,
-        dtype=parent.dtype_policy,
-        name=name,
-    )
+    starts = initializers(initialization, side * side * input_shape[-1])
+    form = {"data_format": "channels_last", "dtype": parent.dtype_policy, "name": name}
+    layer = keras.layers.Conv2D(filters, side, **starts, **form, **arguments)
     layer.build(input_shape)
     return layer
 

@@ -40,12 +40,9 @@ class Similarity(NamedTuple):
         """
         check_similarity(self.over, self.of)
         check_counts(minimum=0, similarity_depth=self.depth)
-        if self.depth >= depth or (self.weight and not self.depth):
-            raise ValueError(
-                "`similarity_depth` must be at least 1 where `similarity` is set, and below "
-                f"depth={depth}. Received: similarity={self.weight}, "
-                f"similarity_depth={self.depth}."
-            )
+        fits = self.depth < depth and (self.depth or not self.weight)
+        rule = "`similarity_depth` must be at least 1 where `similarity` is set, and below depth"
+        check(fits, f"{rule}={depth}.", self.depth)
         return [
             self.weight / self.depth if 1 <= index <= self.depth else 0.0 for index in range(depth)
         ]
@@ -181,12 +178,12 @@ class ModelArguments:
         emits = [*receives[1:], False]
         parts = zip(attentions, mlps, rates, strict=True)
         for index, (attention, mlp, rate) in enumerate(parts):
-            if receives[index] and (index == 0 or index in stage_starts):
-                raise ValueError(
-                    "`attention` must not read shared maps in the first block, whether of the "
-                    "network, of a stage or after the class token: there are none. "
-                    f"Received: {type(attention).__name__} for block {index}."
-                )
+            has_maps = index and index not in stage_starts
+            rule = (
+                "`attention` must not read shared maps in the first block of a network or stage, "
+            )
+            rule += f"or behind a class token: there are none for block {index}."
+            check(has_maps or not receives[index], rule, type(attention).__name__)
             kind, maps = Block, {}
             if receives[index] or emits[index]:
                 kind = SharedMapsBlock
@@ -236,21 +233,17 @@ class ModelArguments:
                 classifier reads several tokens.
         """
         lacks = {"token": num_class_tokens == 0, "attention": attention_pooling is None}
-        if lacks.get(self.pooling):
-            missing = {"token": "class token", "attention": "attention pooling"}[self.pooling]
-            rule = f"`pooling` must be 'avg' or 'max': there is no {missing}."
-            raise ValueError(f"{rule} Received: {self.pooling!r}.")
+        rule = f"`pooling` must be 'avg' or 'max': there is no pooling by {self.pooling}."
+        check(not lacks.get(self.pooling), rule, self.pooling)
         activation = [] if self.classifier_activation is None else [self.classifier_activation]
         if activation and not isinstance(activation[0], keras.layers.Layer):
             activation = [
                 keras.layers.Activation(activation[0], dtype=at_least_float32(), name="prediction")
             ]
         if self.include_top and (num_class_tokens == 2 or dense_head):
-            if self.pools_patches or default_pooling == "avg":
-                raise ValueError(
-                    "`pooling` must be None or 'token' where the classifier reads several tokens "
-                    f"(distillation_token, dense_head). Received: {self.pooling or default_pooling!r}."
-                )
+            rule = "`pooling` must be None or 'token' where the classifier reads several tokens."
+            is_pooled = self.pools_patches or default_pooling == "avg"
+            check(not is_pooled, rule, self.pooling or default_pooling)
             head = DenseHead if dense_head else DistilledHead
             return [head(self.classes, initialization, name="head"), *activation]
         layers: Layers = []

@@ -17,7 +17,7 @@ from typing import Any
 import keras
 
 from keras_vitx import weights as checkpoints
-from keras_vitx.checks import check_counts
+from keras_vitx.checks import check, check_counts
 from keras_vitx.layers import ImagePreprocessing
 from keras_vitx.models.arguments import Layers, ModelArguments, to_python
 from keras_vitx.models.chain import Chain
@@ -236,11 +236,9 @@ def _model(
     layers = list_layers(network)
     sources = [] if tensor is None else keras.utils.get_source_inputs(tensor)
     is_input = len(sources) == 1 and sources[0] is tensor
-    if is_input and not network.include_preprocessing and "float" not in str(tensor.dtype):
-        raise ValueError(
-            "`input_tensor` must have a floating dtype, or the model include_preprocessing=True. "
-            f"Received: a tensor of dtype {tensor.dtype}."
-        )
+    is_float = not is_input or network.include_preprocessing or "float" in str(tensor.dtype)
+    rule = "`input_tensor` must have a floating dtype, or the model include_preprocessing=True."
+    check(is_float, rule, is_input and tensor.dtype)
 
     # Without `classes`, the file determines them.
     is_open = "classes" not in passed and "classes" not in overrides
@@ -295,11 +293,9 @@ def _dtype_policy(dtype: Any) -> Iterator[None]:
 def _image_shape(input_shape: Any, input_tensor: Any) -> tuple[int, int, int] | None:
     """Return the image shape given by either argument, or None."""
     if input_tensor is not None:
-        if input_shape is not None and tuple(input_shape) != tuple(input_tensor.shape[1:]):
-            raise ValueError(
-                "`input_shape` contradicts `input_tensor`. Received: "
-                f"input_shape={tuple(input_shape)}, a tensor of shape {input_tensor.shape}."
-            )
+        fits = input_shape is None or tuple(input_shape) == tuple(input_tensor.shape[1:])
+        rule = f"`input_shape` must be that of `input_tensor`, {input_tensor.shape}."
+        check(fits, rule, input_shape)
         input_shape = input_tensor.shape[1:]
     if input_shape is None:
         return None

@@ -2,7 +2,7 @@
 
 import keras
 
-from keras_vitx.checks import check_counts
+from keras_vitx.checks import check, check_counts
 from keras_vitx.layers import (
     MLP,
     ClassAttention,
@@ -76,16 +76,11 @@ def CaiT(
     check_counts(depth=depth)
     check_counts(minimum=0, class_depth=class_depth)
     entry = depth if class_token_at is None else class_token_at
-    if not 0 <= entry <= depth:
-        raise ValueError(
-            f"`class_token_at` must be from 0 to depth={depth}. Received: {class_token_at}."
-        )
-    if class_depth == 0 and entry == depth and not args.pools_patches:
-        raise ValueError(
-            "With class_depth=0 a class token added after all blocks never sees a patch: "
-            "give `class_token_at` below `depth`, or pooling='avg'. "
-            f"Received: class_token_at={class_token_at}, depth={depth}, pooling={args.pooling!r}."
-        )
+    rule = f"`class_token_at` must be from 0 to depth={depth}"
+    check(0 <= entry <= depth, f"{rule}.", class_token_at)
+    sees_patches = class_depth > 0 or entry < depth or args.pools_patches
+    rule += ", and below with class_depth=0, unless pooling='avg': it would never see a patch."
+    check(sees_patches, rule, class_token_at)
     if class_layer_scale == "same":
         class_layer_scale = layer_scale
 

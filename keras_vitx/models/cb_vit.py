@@ -5,7 +5,7 @@ from typing import Literal
 
 import keras
 
-from keras_vitx.checks import check_argument, check_counts
+from keras_vitx.checks import check, check_argument, check_counts
 from keras_vitx.layers import MLP, Attention, ContextBroadcasting, PatchEmbedding, PositionEmbedding
 from keras_vitx.models.arguments import Layers, ModelArguments
 from keras_vitx.models.build import family
@@ -64,10 +64,8 @@ def CBViT(
     check_argument("position", position, Literal[tuple(SLOTS)])
     check_argument("where", where, Literal[tuple(BRANCHES)])
     indices = range(depth) if blocks is None else blocks
-    if not isinstance(indices, Collection) or not set(indices) <= set(range(depth)):
-        raise ValueError(
-            f"`blocks` must be indices of blocks, from 0 to {depth - 1}. Received: {blocks!r}."
-        )
+    known = isinstance(indices, Collection) and set(indices) <= set(range(depth))
+    check(known, f"`blocks` must be indices of blocks, from 0 to {depth - 1}.", blocks)
 
     def broadcasting(branch: str, index: int) -> dict[str, Layers]:
         if branch not in BRANCHES[where] or index not in indices:

@@ -18,16 +18,20 @@ from keras_vitx.layers.base import (
     register,
     serialize,
 )
+from keras_vitx.layers.beit import RelativePositionBias
 from keras_vitx.layers.block import Block
 from keras_vitx.layers.cait import ClassBlock
 from keras_vitx.layers.heads import MultiHead
 from keras_vitx.layers.preprocessing import ImagePreprocessing
+from keras_vitx.layers.tokens import PositionEmbedding
 from keras_vitx.models import depth
 from keras_vitx.models.arguments import drop_path_rates, to_python
 from keras_vitx.models.multi_head import MultiHeadTraining, StepImages
 from keras_vitx.outputs import ACTIVATIONS
-from keras_vitx.positions import Grid, resample
+from keras_vitx.positions import Grid
 from keras_vitx.preprocessing import Preprocessing
+from keras_vitx.weights.convert import resampled
+from keras_vitx.weights.names import weights_of
 
 
 class Tokens(NamedTuple):
@@ -351,18 +355,17 @@ class Chain(MultiHeadTraining, ImageModel):
         if not changed and tuple(size) != self.input_shape[1:3]:
             # Weights for as many patches in another grid fit, and yet depend on it.
             changed = _of_other_shape(self, self._at_size((2 * size[0], size[1])))
-        for old, new in zip(self.layers, resized.layers, strict=True):
-            for before, after in zip(old.weights, new.weights, strict=True):
-                values = ops.convert_to_numpy(before)
-                if before.path in changed:
-                    if before.name != "embeddings" or not hasattr(old, "num_prefix_tokens"):
-                        raise ValueError(
-                            f"`size` can't be changed: the weight {before.path!r} depends on it. "
-                            f"Received: size={tuple(size)}, and a model for "
-                            f"{self.input_shape[1:3]}."
-                        )
-                    values = resample(values, old.grid, new.grid, old.num_prefix_tokens, antialias)
-                after.assign(values)
+        for old, new in zip(weights_of(self), weights_of(resized), strict=True):
+            (before, path, layer), (after, _, its_layer) = old, new
+            values = ops.convert_to_numpy(before)
+            if before.path in changed:
+                if not isinstance(layer, (PositionEmbedding, RelativePositionBias)):
+                    raise ValueError(
+                        f"`size` can't be changed: the weight {path!r} depends on it. Received: "
+                        f"size={tuple(size)}, and a model for {self.input_shape[1:3]}."
+                    )
+                values = resampled(its_layer, values, tuple(layer.grid), antialias)
+            after.assign(values)
         return resized
 
     def _at_size(self, size: tuple[int, int]) -> "Chain":

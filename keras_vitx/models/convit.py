@@ -67,12 +67,9 @@ def ConViT(
         local_depth = min(10, depth if args.pools_patches else depth - 1)
     check_counts(minimum=0, local_depth=local_depth)
     check(local_depth <= depth, f"`local_depth` must be at most depth={depth}.", local_depth)
-    if local_depth == depth and not args.pools_patches:
-        raise ValueError(
-            "With local_depth=depth the class token is added after all blocks and never sees a "
-            f"patch: give a smaller `local_depth`, or pooling='avg'. Received: local_depth={depth}, "
-            f"pooling={args.pooling!r}."
-        )
+    rule = f"`local_depth` must be below depth={depth}, unless pooling='avg': a class token behind "
+    sees_patches = local_depth < depth or args.pools_patches
+    check(sees_patches, rule + "all blocks never sees a patch.", local_depth)
 
     def own_attention(index: int):
         if index >= local_depth:

@@ -1,6 +1,6 @@
 """DeepViT: towards deeper vision transformers (Zhou et al., 2021, arXiv 2103.11886)."""
 
-from keras_vitx.checks import check_counts
+from keras_vitx.checks import check, check_counts
 from keras_vitx.layers import (
     MLP,
     Attention,
@@ -74,16 +74,10 @@ def DeepViT(
     check_heads(dim, num_heads)
     check_counts(depth=depth)
     re_attention_depth = depth if re_attention_depth is None else re_attention_depth
-    depths = {
-        "re_attention_depth": (re_attention_depth, depth),
-        "shared_depth": (shared_depth, depth - 1),
-    }
-    for name, (count, maximum) in depths.items():
-        check_counts(minimum=0, **{name: count})
-        if count > maximum:
-            raise ValueError(
-                f"`{name}` must be at most {maximum} in a network of depth={depth}. Received: {count}."
-            )
+    check_counts(minimum=0, re_attention_depth=re_attention_depth, shared_depth=shared_depth)
+    rule = f"`re_attention_depth` must be at most depth={depth}."
+    check(re_attention_depth <= depth, rule, re_attention_depth)
+    check(shared_depth < depth, f"`shared_depth` must be below depth={depth}.", shared_depth)
     scale = (dim // num_heads) ** -0.5 if map_scale == "head" else map_scale
 
     def own_attention(index: int):

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from keras_vitx.checks import check_argument, check_counts
+from keras_vitx.checks import check, check_argument, check_counts
 from keras_vitx.layers import (
     MLP,
     AccumulatingAttention,
@@ -101,11 +101,9 @@ def RefinedViT(
     check_counts(depth=depth, expansion=expansion, kernel_size=kernel_size)
     check_counts(minimum=0, shared_depth=shared_depth)
     check_argument("refiner", refiner, Literal["released", "paper"] | None)
-    if refiner == "released" and not (reduction and constraint is None):
-        raise ValueError(
-            "`reduction` and `constraint` belong to refiner='paper'. "
-            f"Received: refiner='released', reduction={reduction}, constraint={constraint!r}."
-        )
+    of_paper = refiner != "released" or (reduction and constraint is None)
+    rule = "`reduction` and `constraint` must be left out but of 'paper'."
+    check(of_paper, rule, (reduction, constraint))
     size = dim // num_heads
 
     def own_attention(index: int):

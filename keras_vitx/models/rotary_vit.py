@@ -8,19 +8,10 @@ https://ai.meta.com/resources/models-and-libraries/dinov3-license.
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from keras_vitx.checks import check_argument, check_counts
-from keras_vitx.layers import (
-    MLP,
-    Attention,
-    AttentionPooling,
-    PositionEmbedding,
-    RegisterTokens,
-    RotaryEmbedding,
-)
+from keras_vitx.checks import check_argument
 from keras_vitx.models.arguments import Layers, ModelArguments
 from keras_vitx.models.build import family
-from keras_vitx.models.common import check_heads, class_tokens, embedding, ending
-from keras_vitx.models.common import last_norm as layer_norm
+from keras_vitx.models.vit import ViT
 from keras_vitx.preprocessing import IMAGENET_DEFAULT
 from keras_vitx.weights.names import Row, Table
 
@@ -81,33 +72,7 @@ def RotaryViT(
             ratio 4 (Perception Encoder); 0 is none.
         pre_norm, patch_bias, last_norm, heads_norm: As in `ViT`.
     """
-    grid = args.grid(patch_size)
-    check_heads(dim, num_heads)
-    check_counts(minimum=0, register_tokens=register_tokens, attention_pooling=attention_pooling)
     check_argument("positions", positions, Literal["patches", "tokens"] | None)
-
-    def own_attention(index: int):
-        rope = RotaryEmbedding(grid, count, **(rotary or {}), name="rope")
-        heads = [layer_norm(epsilon)] if heads_norm else []
-        return Attention(num_heads, on_queries_keys=[rope], qkv_bias=qkv_bias, on_heads=heads)
-
-    def own_mlp(index: int):
-        norm = [layer_norm(epsilon)] if mlp_norm else []
-        kind = {"activation": "silu", "gated": True} if gated_mlp else {}
-        return MLP(mlp_ratio, dropout=args.dropout, on_hidden=norm, **kind)
-
-    registers = [RegisterTokens(register_tokens, name="reg_token")] if register_tokens else []
-    tokens = class_tokens() if class_token else []
-    prefix, count = [*registers, *tokens], len(tokens) + register_tokens
-    learned = PositionEmbedding(grid, count if positions == "tokens" else 0, name="pos_embed")
-    placed = {None: prefix, "patches": [learned, *prefix], "tokens": [*prefix, learned]}
-    pooling = {"epsilon": epsilon, "name": "attn_pool"}
-    pool = None
-    if attention_pooling:
-        pool = AttentionPooling(attention_pooling, MLP(4.0, dropout=args.dropout), **pooling)
-    counts = {"num_class_tokens": len(tokens), "num_register_tokens": register_tokens}
-    return [
-        *embedding(dim, patch_size, placed[positions], patch_bias, pre_norm, epsilon),
-        *args.blocks(own_attention, own_mlp, depth, layer_scale=layer_scale, epsilon=epsilon),
-        *ending(args, epsilon, last_norm, mean_pooling, pool, **counts),
-    ]
+    given = {**locals(), "rotary": rotary or {}}
+    placed = {None: None, "patches": False, "tokens": True}[given.pop("positions")]
+    return ViT.list_layers(**given, class_position=placed)

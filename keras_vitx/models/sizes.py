@@ -4,6 +4,7 @@ Each name is a public function; `keras_vitx` and `keras_vitx.models` export the 
 this file. Rates of stochastic depth are those with which the papers train.
 """
 
+from keras_vitx.models.beit import BEiT
 from keras_vitx.models.build import variant as _variant
 from keras_vitx.models.cait import CaiT
 from keras_vitx.models.cb_vit import CBViT
@@ -96,6 +97,10 @@ EVA02_Ti = _variant("EVA02_Ti", RotaryViT, dim=192, depth=12, num_heads=3, **_EV
 EVA02_S = _variant("EVA02_S", RotaryViT, **_S, **_EVA)
 EVA02_B = _variant("EVA02_B", RotaryViT, **_B, mlp_norm=True, **_EVA)
 EVA02_L = _variant("EVA02_L", RotaryViT, **_L, mlp_norm=True, **_EVA)
+
+# BEiT, Section 2.3; v2, Section 3.1, starts LayerScale at 1e-5, as does BEiT's L.
+BEiT_B = _variant("BEiT_B", BEiT, dim=768, depth=12, num_heads=12, mean_pooling=True, drop_path=0.1)
+BEiT_L = _variant("BEiT_L", BEiT, dim=1024, depth=24, num_heads=16, layer_scale=1e-5, mean_pooling=True, drop_path=0.2)
 
 # CaiT. Width, depth and heads: Table 3. LayerScale and stochastic depth: Table 4 (the
 # released code starts XXS36 at 1e-5).

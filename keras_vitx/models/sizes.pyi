@@ -9,6 +9,46 @@ import keras
 
 from keras_vitx.models.chain import Chain
 
+def ViT(dim: int, depth: int, num_heads: int, mlp_ratio: float = 4.0, distillation_token: bool = False, patch_size: int = 16, layer_scale: float | keras.initializers.Initializer | None = None, scalar_scale: bool = False, register_tokens: int = 0, class_position: bool | None = True, class_token: bool = True, activation: str | Callable[..., Any] = 'gelu', attention_pooling: bool | int = False, gated_mlp: bool = False, qkv_bias: bool | str = True, pre_norm: bool = False, patch_bias: bool = True, last_norm: bool = True, mean_pooling: bool = False, epsilon: float = 1e-06, mlp_norm: bool = False, heads_norm: bool = False, norm: str = 'layer', patch_norm: bool = False, proj_bias: bool = True, rotary: Mapping[str, Any] | None = None, position_bias: bool = False, *, drop_path: float | Sequence[float] = 0.0, dropout: float = 0.0, attention: Callable[[int], keras.layers.Layer] | None = None, mlp: Callable[[int], keras.layers.Layer] | None = None, include_top: bool = True, weights: str | os.PathLike | None = None, input_shape: tuple[int, int, int] | None = None, pooling: str | None = None, classes: int = 1000, classifier_activation: str | Callable | keras.layers.Layer | None = 'softmax', include_preprocessing: bool = False, input_tensor: Any = None, name: str | None = None, remat: Union[bool, Literal['products']] = False, residual_dtype: str | None = None, dtype: Any = None, strict: bool = True) -> Chain: ...
+class _ViTSize(Protocol):
+    def __call__(self, include_top: bool = True, weights: str | os.PathLike | None = None, input_tensor: Any = None, input_shape: tuple[int, int, int] | None = None, pooling: str | None = None, classes: int = ..., classifier_activation: str | Callable | keras.layers.Layer | None = 'softmax', name: str | None = None, include_preprocessing: bool = False, *, dim: int = ..., depth: int = ..., num_heads: int = ..., mlp_ratio: float = ..., distillation_token: bool = ..., patch_size: int = ..., layer_scale: float | keras.initializers.Initializer | None = ..., scalar_scale: bool = ..., register_tokens: int = ..., class_position: bool | None = ..., class_token: bool = ..., activation: str | Callable[..., Any] = ..., attention_pooling: bool | int = ..., gated_mlp: bool = ..., qkv_bias: bool | str = ..., pre_norm: bool = ..., patch_bias: bool = ..., last_norm: bool = ..., mean_pooling: bool = ..., epsilon: float = ..., mlp_norm: bool = ..., heads_norm: bool = ..., norm: str = ..., patch_norm: bool = ..., proj_bias: bool = ..., rotary: Mapping[str, Any] | None = ..., position_bias: bool = ..., drop_path: float | Sequence[float] = ..., dropout: float = ..., attention: Callable[[int], keras.layers.Layer] | None = ..., mlp: Callable[[int], keras.layers.Layer] | None = ..., remat: Union[bool, Literal['products']] = ..., residual_dtype: str | None = ..., dtype: Any = ..., strict: bool = ...) -> Chain: ...
+ViT_Ti: _ViTSize
+ViT_S: _ViTSize
+ViT_B: _ViTSize
+ViT_Ti_Plus: _ViTSize
+ViT_S_Plus: _ViTSize
+ViT_B_Plus: _ViTSize
+ViT_16B: _ViTSize
+ViT_24B: _ViTSize
+ViT_32B: _ViTSize
+DeiT3_S: _ViTSize
+DeiT3_M: _ViTSize
+DeiT3_B: _ViTSize
+DINOv2_S: _ViTSize
+DINOv2_B: _ViTSize
+DINOv2_L: _ViTSize
+DINOv2_S_Reg: _ViTSize
+DINOv2_B_Reg: _ViTSize
+DINOv2_L_Reg: _ViTSize
+SigLIP2_B: _ViTSize
+SigLIP2_L: _ViTSize
+SigLIP2_L_512: _ViTSize
+SigLIP2_SO400M: _ViTSize
+SigLIP2_SO400M_16: _ViTSize
+SigLIP2_B_GAP: _ViTSize
+SigLIP2_L_GAP: _ViTSize
+SigLIP2_L_512_GAP: _ViTSize
+SigLIP2_SO400M_GAP: _ViTSize
+SigLIP2_SO400M_16_GAP: _ViTSize
+CLIP_B_32: _ViTSize
+CLIP_B: _ViTSize
+CLIP_L: _ViTSize
+ViT_Mini: _ViTSize
+def BEiT(dim: int, depth: int, num_heads: int, mlp_ratio: float = 4.0, patch_size: int = 16, layer_scale: float | None = 0.1, mean_pooling: bool = False, *, drop_path: float | Sequence[float] = 0.0, dropout: float = 0.0, attention: Callable[[int], keras.layers.Layer] | None = None, mlp: Callable[[int], keras.layers.Layer] | None = None, include_top: bool = True, weights: str | os.PathLike | None = None, input_shape: tuple[int, int, int] | None = None, pooling: str | None = None, classes: int = 1000, classifier_activation: str | Callable | keras.layers.Layer | None = 'softmax', include_preprocessing: bool = False, input_tensor: Any = None, name: str | None = None, remat: Union[bool, Literal['products']] = False, residual_dtype: str | None = None, dtype: Any = None, strict: bool = True) -> Chain: ...
+class _BEiTSize(Protocol):
+    def __call__(self, include_top: bool = True, weights: str | os.PathLike | None = None, input_tensor: Any = None, input_shape: tuple[int, int, int] | None = None, pooling: str | None = None, classes: int = ..., classifier_activation: str | Callable | keras.layers.Layer | None = 'softmax', name: str | None = None, include_preprocessing: bool = False, *, dim: int = ..., depth: int = ..., num_heads: int = ..., mlp_ratio: float = ..., patch_size: int = ..., layer_scale: float | None = ..., mean_pooling: bool = ..., drop_path: float | Sequence[float] = ..., dropout: float = ..., attention: Callable[[int], keras.layers.Layer] | None = ..., mlp: Callable[[int], keras.layers.Layer] | None = ..., remat: Union[bool, Literal['products']] = ..., residual_dtype: str | None = ..., dtype: Any = ..., strict: bool = ...) -> Chain: ...
+BEiT_B: _BEiTSize
+BEiT_L: _BEiTSize
 def CaiT(dim: int, depth: int, num_heads: int, class_depth: int = 2, mlp_ratio: float = 4.0, layer_scale: float | keras.initializers.Initializer | None = 1e-05, patch_size: int = 16, class_token_at: int | None = None, class_in_keys: bool = True, class_layer_scale: float | keras.initializers.Initializer | str | None = 'same', scalar_scale: bool = False, distillation_token: bool = False, *, drop_path: float | Sequence[float] = 0.0, dropout: float = 0.0, attention: Callable[[int], keras.layers.Layer] | None = None, mlp: Callable[[int], keras.layers.Layer] | None = None, include_top: bool = True, weights: str | os.PathLike | None = None, input_shape: tuple[int, int, int] | None = None, pooling: str | None = None, classes: int = 1000, classifier_activation: str | Callable | keras.layers.Layer | None = 'softmax', include_preprocessing: bool = False, input_tensor: Any = None, name: str | None = None, remat: Union[bool, Literal['products']] = False, residual_dtype: str | None = None, dtype: Any = None, strict: bool = True) -> Chain: ...
 class _CaiTSize(Protocol):
     def __call__(self, include_top: bool = True, weights: str | os.PathLike | None = None, input_tensor: Any = None, input_shape: tuple[int, int, int] | None = None, pooling: str | None = None, classes: int = ..., classifier_activation: str | Callable | keras.layers.Layer | None = 'softmax', name: str | None = None, include_preprocessing: bool = False, *, dim: int = ..., depth: int = ..., num_heads: int = ..., class_depth: int = ..., mlp_ratio: float = ..., layer_scale: float | keras.initializers.Initializer | None = ..., patch_size: int = ..., class_token_at: int | None = ..., class_in_keys: bool = ..., class_layer_scale: float | keras.initializers.Initializer | str | None = ..., scalar_scale: bool = ..., distillation_token: bool = ..., drop_path: float | Sequence[float] = ..., dropout: float = ..., attention: Callable[[int], keras.layers.Layer] | None = ..., mlp: Callable[[int], keras.layers.Layer] | None = ..., remat: Union[bool, Literal['products']] = ..., residual_dtype: str | None = ..., dtype: Any = ..., strict: bool = ...) -> Chain: ...
@@ -94,38 +134,3 @@ EVA02_Ti: _RotaryViTSize
 EVA02_S: _RotaryViTSize
 EVA02_B: _RotaryViTSize
 EVA02_L: _RotaryViTSize
-def ViT(dim: int, depth: int, num_heads: int, mlp_ratio: float = 4.0, distillation_token: bool = False, patch_size: int = 16, layer_scale: float | keras.initializers.Initializer | None = None, scalar_scale: bool = False, register_tokens: int = 0, class_position: bool = True, class_token: bool = True, activation: str | Callable[..., Any] = 'gelu', attention_pooling: bool = False, gated_mlp: bool = False, qkv_bias: bool | str = True, pre_norm: bool = False, patch_bias: bool = True, last_norm: bool = True, mean_pooling: bool = False, epsilon: float = 1e-06, mlp_norm: bool = False, heads_norm: bool = False, norm: str = 'layer', patch_norm: bool = False, proj_bias: bool = True, *, drop_path: float | Sequence[float] = 0.0, dropout: float = 0.0, attention: Callable[[int], keras.layers.Layer] | None = None, mlp: Callable[[int], keras.layers.Layer] | None = None, include_top: bool = True, weights: str | os.PathLike | None = None, input_shape: tuple[int, int, int] | None = None, pooling: str | None = None, classes: int = 1000, classifier_activation: str | Callable | keras.layers.Layer | None = 'softmax', include_preprocessing: bool = False, input_tensor: Any = None, name: str | None = None, remat: Union[bool, Literal['products']] = False, residual_dtype: str | None = None, dtype: Any = None, strict: bool = True) -> Chain: ...
-class _ViTSize(Protocol):
-    def __call__(self, include_top: bool = True, weights: str | os.PathLike | None = None, input_tensor: Any = None, input_shape: tuple[int, int, int] | None = None, pooling: str | None = None, classes: int = ..., classifier_activation: str | Callable | keras.layers.Layer | None = 'softmax', name: str | None = None, include_preprocessing: bool = False, *, dim: int = ..., depth: int = ..., num_heads: int = ..., mlp_ratio: float = ..., distillation_token: bool = ..., patch_size: int = ..., layer_scale: float | keras.initializers.Initializer | None = ..., scalar_scale: bool = ..., register_tokens: int = ..., class_position: bool = ..., class_token: bool = ..., activation: str | Callable[..., Any] = ..., attention_pooling: bool = ..., gated_mlp: bool = ..., qkv_bias: bool | str = ..., pre_norm: bool = ..., patch_bias: bool = ..., last_norm: bool = ..., mean_pooling: bool = ..., epsilon: float = ..., mlp_norm: bool = ..., heads_norm: bool = ..., norm: str = ..., patch_norm: bool = ..., proj_bias: bool = ..., drop_path: float | Sequence[float] = ..., dropout: float = ..., attention: Callable[[int], keras.layers.Layer] | None = ..., mlp: Callable[[int], keras.layers.Layer] | None = ..., remat: Union[bool, Literal['products']] = ..., residual_dtype: str | None = ..., dtype: Any = ..., strict: bool = ...) -> Chain: ...
-ViT_Ti: _ViTSize
-ViT_S: _ViTSize
-ViT_B: _ViTSize
-ViT_Ti_Plus: _ViTSize
-ViT_S_Plus: _ViTSize
-ViT_B_Plus: _ViTSize
-ViT_16B: _ViTSize
-ViT_24B: _ViTSize
-ViT_32B: _ViTSize
-DeiT3_S: _ViTSize
-DeiT3_M: _ViTSize
-DeiT3_B: _ViTSize
-DINOv2_S: _ViTSize
-DINOv2_B: _ViTSize
-DINOv2_L: _ViTSize
-DINOv2_S_Reg: _ViTSize
-DINOv2_B_Reg: _ViTSize
-DINOv2_L_Reg: _ViTSize
-SigLIP2_B: _ViTSize
-SigLIP2_L: _ViTSize
-SigLIP2_L_512: _ViTSize
-SigLIP2_SO400M: _ViTSize
-SigLIP2_SO400M_16: _ViTSize
-SigLIP2_B_GAP: _ViTSize
-SigLIP2_L_GAP: _ViTSize
-SigLIP2_L_512_GAP: _ViTSize
-SigLIP2_SO400M_GAP: _ViTSize
-SigLIP2_SO400M_16_GAP: _ViTSize
-CLIP_B_32: _ViTSize
-CLIP_B: _ViTSize
-CLIP_L: _ViTSize
-ViT_Mini: _ViTSize

@@ -5,7 +5,7 @@ Dosovitskiy et al., 2020, arXiv 2010.11929; Touvron et al., 2020, arXiv 2012.128
 Radford et al., 2021, arXiv 2103.00020; Zhai et al., 2023, arXiv 2303.15343; Tschannen et al., 2025, arXiv 2502.14786.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
@@ -17,6 +17,8 @@ from keras_vitx.layers import (
     AttentionPooling,
     PositionEmbedding,
     RegisterTokens,
+    RelativePositionBias,
+    RotaryEmbedding,
 )
 from keras_vitx.models.arguments import Layers, ModelArguments
 from keras_vitx.models.build import family
@@ -47,10 +49,10 @@ def ViT(
     layer_scale: float | keras.initializers.Initializer | None = None,
     scalar_scale: bool = False,
     register_tokens: int = 0,
-    class_position: bool = True,
+    class_position: bool | None = True,
     class_token: bool = True,
     activation: str | Callable[..., Any] = "gelu",
-    attention_pooling: bool = False,
+    attention_pooling: bool | int = False,
     gated_mlp: bool = False,
     qkv_bias: bool | str = True,
     pre_norm: bool = False,
@@ -63,6 +65,8 @@ def ViT(
     norm: str = "layer",
     patch_norm: bool = False,
     proj_bias: bool = True,
+    rotary: Mapping[str, Any] | None = None,
+    position_bias: bool = False,
 ) -> Layers:
     """ViT: self-attention between the patches and a class token in every block.
 
@@ -83,12 +87,14 @@ def ViT(
         register_tokens: Number of learned tokens between the class token and the patches, which
             no classifier reads (Darcet et al., Section 2.2).
         class_position: Whether the class token and the registers have position embeddings. If not,
-            they join the patches after these have theirs (DeiT III, DINOv2 with registers).
+            they join the patches after these have theirs (DeiT III, DINOv2 with registers); None
+            is no position embeddings.
         class_token: Whether there is a class token. SigLIP has none.
         activation: Activation of the MLPs, as in `MLP`.
         attention_pooling: Whether a classifier reads the tokens by `AttentionPooling` (SigLIP),
             the `pooling` `"attention"`. With `include_top=False`, that gives the vector that SigLIP
             compares with texts, not normalized; other poolings leave that part of a file out.
+            A number is of heads, with an MLP of ratio 4 (Perception Encoder).
         gated_mlp: Whether the MLPs are gated, by SiLU (DINOv2-g).
         qkv_bias: As in `Attention`.
         pre_norm: Whether there is a norm before the blocks (CLIP).
@@ -101,23 +107,34 @@ def ViT(
         norm: The norm of blocks, patches, and after the last block: `"layer"` or `"rms"` (AIMv2).
         patch_norm: Whether patches are normalized before they have positions (AIMv2).
         proj_bias: Whether the output projections and MLPs have biases.
+        rotary: Further arguments of a `RotaryEmbedding` of queries and keys; None is none.
+        position_bias: Whether each block has a `RelativePositionBias` (BEiT).
     """
     grid = args.grid(patch_size)
     check_heads(dim, num_heads)
-    check_counts(minimum=0, register_tokens=register_tokens)
+    check_counts(
+        minimum=0, register_tokens=register_tokens, attention_pooling=int(attention_pooling)
+    )
     tokens = class_tokens(distillation_token) if class_token else []
     registers = [RegisterTokens(register_tokens, name="reg_token")] if register_tokens else []
     prefix, count = [*registers, *tokens], len(tokens) + register_tokens
     positions = PositionEmbedding(grid, count if class_position else 0, name="pos_embed")
+    placed = {True: [*prefix, positions], False: [positions, *prefix], None: prefix}
 
-    def own_mlp(index: int = 0):
-        hidden = [layer_norm(epsilon, kind=norm)] if mlp_norm else []
+    def own_norm(name: str = "norm"):
+        return layer_norm(epsilon, name, norm)
+
+    def own_mlp(index: int = 0, ratio: float = mlp_ratio):
+        hidden = [own_norm()] if mlp_norm else []
         form = {"gated": gated_mlp, "use_bias": proj_bias, "on_hidden": hidden}
-        return MLP(mlp_ratio, "silu" if gated_mlp else activation, dropout=args.dropout, **form)
+        return MLP(ratio, "silu" if gated_mlp else activation, dropout=args.dropout, **form)
 
     def own_attention(index: int):
-        heads = [layer_norm(epsilon, kind=norm)] if heads_norm else []
-        return Attention(num_heads, qkv_bias=qkv_bias, on_heads=heads, proj_bias=proj_bias)
+        rope = [] if rotary is None else [RotaryEmbedding(grid, count, **rotary, name="rope")]
+        bias = [RelativePositionBias(grid, count, name="positions")] if position_bias else []
+        form = {"on_heads": [own_norm()] if heads_norm else [], "proj_bias": proj_bias}
+        form |= {"on_queries_keys": rope, "on_logits": bias, "qkv_bias": qkv_bias}
+        return Attention(num_heads, **form)
 
     blocks = args.blocks(
         own_attention,
@@ -128,13 +145,17 @@ def ViT(
         epsilon=epsilon,
         norm=norm,
     )
-    placed = [*prefix, positions] if class_position else [positions, *prefix]
-    patches = [layer_norm(epsilon, "patch_norm", norm)] if patch_norm else []
-    pooling = {"epsilon": epsilon, "name": "attn_pool"}
-    pool = AttentionPooling(num_heads, own_mlp(), **pooling) if attention_pooling else None
+    patches = [own_norm("patch_norm")] if patch_norm else []
+    pool = None
+    if attention_pooling:
+        is_own = attention_pooling is True
+        heads, ratio = (num_heads, mlp_ratio) if is_own else (attention_pooling, 4.0)
+        mlp = own_mlp(ratio=ratio)
+        pool = AttentionPooling(heads, mlp, epsilon=epsilon, name="attn_pool")
     counts = {"num_class_tokens": len(tokens), "num_register_tokens": register_tokens}
+    placed = [*patches, *placed[class_position]]
     return [
-        *embedding(dim, patch_size, [*patches, *placed], patch_bias, pre_norm, epsilon),
+        *embedding(dim, patch_size, placed, patch_bias, pre_norm, epsilon),
         *blocks,
         *ending(args, epsilon, last_norm, mean_pooling, pool, norm, **counts),
     ]

@@ -30,6 +30,9 @@ logger = logging.getLogger("keras_vitx")
 
 RGB = 3
 
+# At the end of a table of relative positions, of tokens before the patches.
+PREFIX_ROWS = 3
+
 # Floating-point types, as NumPy, PyTorch and safetensors spell them.
 FLOATING = re.compile("(bfloat|float|bf|f)(16|32|64)", re.IGNORECASE)
 
@@ -146,9 +149,9 @@ def _entries(model, in_keras: bool = False) -> list[_Entry]:
         name, layout = checkpoint_name(path, model.family)
         if layout == "kernel" and len(variable.shape) not in (2, 4):
             layout = "same"  # Of a layer that no checkpoint has.
-        positions = layer if layout in ("positions", "map") else None
+        positions = layer if layout in ("positions", "map", "offsets") else None
         if in_keras:
-            name, layout = path, "positions" if positions else "same"
+            name, layout = path, {"map": "positions"}.get(layout, layout) if positions else "same"
         grid = positions and tuple(positions.grid)
         shape = shape_in_checkpoint(tuple(variable.shape), layout, grid)
         # The first layer is the convolution on the image.
@@ -193,15 +196,19 @@ def _grid(entry: _Entry, shape: tuple[int, ...], file: WeightsFile) -> Grid | No
     """Return the grid of position embeddings in the file, or None if there is none."""
     if entry.layout == "map" and len(shape) == 4 and shape[:2] == entry.shape[:2]:
         return shape[2:]
-    if entry.layout != "positions" or len(shape) != 3 or shape[::2] != entry.shape[::2]:
+    of_positions = entry.layout in ("positions", "offsets") and len(shape) == len(entry.shape)
+    if not of_positions or (*shape[:-2], shape[-1]) != (*entry.shape[:-2], entry.shape[-1]):
         return None
-    patches, own = shape[1] - entry.positions.num_prefix_tokens, tuple(entry.positions.grid)
+    # A grid has twice as many offsets, less one, along each side.
+    factor = 2 if entry.layout == "offsets" else 1
+    extra = PREFIX_ROWS if factor == 2 else entry.positions.num_prefix_tokens
+    patches, own = shape[-2] - extra, tuple(entry.positions.grid)
     known = file.grid_of(entry.name.rpartition("/")[0])
     if known:
-        rows, columns = known
-        return (rows, columns) if rows * columns == patches else None
+        rows, columns = (factor * side - factor + 1 for side in known)
+        return tuple(known) if rows * columns == patches else None
     side = math.isqrt(max(patches, 0))
-    square = (side, side) if side and side * side == patches else None
+    square = ((side - 1) // factor + 1,) * 2 if side and side * side == patches else None
     if shape != entry.shape or file.square:
         return square
     if square not in (None, own):
@@ -230,8 +237,35 @@ def _read(entry: _Entry, array: StoredArray, grid: Grid | None) -> np.ndarray:
         values = _for_channels(values, entry.variable.shape[-2])
     if grid is None:
         return values.reshape(entry.variable.shape)
-    layer = entry.positions
-    return resample(values, grid, tuple(layer.grid), layer.num_prefix_tokens)
+    return resampled(entry.positions, values, grid)
+
+
+def resampled(layer: Any, values: np.ndarray, old: Grid, antialias: bool = True) -> np.ndarray:
+    """Return position embeddings, or a table of offsets, of a grid for the one of a layer.
+
+    A table is interpolated linearly between offsets that grow as a geometric series, as in timm.
+    """
+    if values.ndim == 3:
+        return resample(values, old, tuple(layer.grid), layer.num_prefix_tokens, antialias)
+    if old == tuple(layer.grid):
+        return values
+    rows, columns = map(_between_offsets, old, layer.grid)
+    table = values[:-PREFIX_ROWS].reshape(rows.shape[1], columns.shape[1], -1)
+    table = np.einsum("ai,bj,ijh->abh", rows, columns, table).reshape(-1, values.shape[1])
+    return np.concatenate([table, values[-PREFIX_ROWS:]]).astype("float32")
+
+
+def _between_offsets(old: int, new: int) -> np.ndarray:
+    """Return the weights of the offsets along a side of one length for those of another."""
+    low, high = 1.01, 1.5
+    while high - low > 1e-6:  # The ratio with which the offsets of both end in the same place.
+        ratio = (low + high) / 2
+        is_far = (1 - ratio ** (old - 1)) / (1 - ratio) > new - 1
+        low, high = (low, ratio) if is_far else (ratio, high)
+    places = np.cumsum(ratio ** np.arange(old - 1))
+    places = np.concatenate([-places[::-1], [0], places])
+    one_each = np.eye(len(places))
+    return np.stack([np.interp(np.arange(1 - new, new), places, one) for one in one_each], axis=1)
 
 
 def _for_channels(kernel: np.ndarray, channels: int) -> np.ndarray:

@@ -17,7 +17,8 @@ class Row(NamedTuple):
 
     `layout` is that in the checkpoint: "same"; "kernel", outputs first; "positions", resampled if
     the grids differ; "mixing", a 1 x 1 convolution; "depthwise", one kernel per channel; "map",
-    position embeddings as an image, channels first; "stacked", those of all blocks along axis 1.
+    position embeddings as an image, channels first; "stacked", those of all blocks along axis 1;
+    "offsets", a table of relative positions.
     """
 
     pattern: str  # For the whole path, after `Table.replacements` (`blocks_7/` reads `blocks.7/`).

@@ -70,7 +70,7 @@ ERRORS = {
         ),
         # Of any family; what each checks by lines of its own is in tests/models/test_build.py.
         "`height` must be ... Received: None": made("ViT", input_shape=(None, None, 3)),
-        "contradicts `input_tensor`. Received: input_shape=(16, 16, 3), ...(None, 16, 24, 3)": (
+        "`input_shape` must be that of `input_tensor`, (None, 16, 24, 3). Received: (16, 16, 3)": (
             made("ViT", input_tensor=keras.Input((16, 24, 3)))
         ),
         "`input_tensor` must have a floating dtype...uint8": made(
@@ -82,26 +82,30 @@ ERRORS = {
         "`residual_dtype` must be one of ... Received: 'half'": made("ViT", residual_dtype="half"),
         # Of one family.
         "`class_token_at` must be from 0 to depth=3. Received: 4": made("CaiT", class_token_at=4),
-        "With class_depth=0 ... Received: ...pooling=None": made("CaiT", class_depth=0),
-        "after the class token...SharedAttention for block 1": (
+        "`class_token_at` must be ... below with class_depth=0... Received: None": made(
+            "CaiT", class_depth=0
+        ),
+        "a class token: there are none for block 1. Received: 'SharedAttention'": (
             made("CaiT", class_token_at=1, attention=SHARED_LATE)
         ),
-        "`pooling` ... several tokens ... Received: 'avg'": made(
+        "`pooling` ... several tokens. Received: 'avg'": made(
             "ViT", distillation_token=True, pooling="avg"
         ),
         "`num_heads` must be a square...Received: 2": made("ConViT", num_heads=2),
         "`local_depth` must be at most depth=3. Received: 4": made("ConViT", local_depth=4),
-        "`re_attention_depth` must be at most 2 ... Received: 3": made(
+        "`re_attention_depth` must be at most depth=2. Received: 3": made(
             "DeepViT", re_attention_depth=3
         ),
-        "`shared_depth` must be at most 1 ... Received: 2": made("DeepViT", shared_depth=2),
-        "belong to refiner='paper'... Received: ...constraint='spatial'": (
+        "`shared_depth` must be below depth=2. Received: 2": made("DeepViT", shared_depth=2),
+        "`reduction` and `constraint` must be left out ... (True, 'spatial')": (
             made("RefinedViT", constraint="spatial")
         ),
         "`blocks` must be indices ... Received: [0, 2]": made("CBViT", blocks=[0, 2]),
         "`num_heads` must divide ... Received: 3": made("PiT", num_heads=(3, 4)),
         "`pooling` must be 'avg' or 'max'... Received: 'token'": made("Mixer", pooling="token"),
-        "there is no attention ... Received: 'attention'": made("CaiT", pooling="attention"),
+        "there is no pooling by attention. Received: 'attention'": made(
+            "CaiT", pooling="attention"
+        ),
         "`class_names` must be a list ... Received: {0: 'cat'": (
             lambda: setattr(FAMILIES["ViT"](), "class_names", {0: "cat"})
         ),

@@ -110,6 +110,7 @@ AIMV2 |= {"norm_layer": partial(RmsNorm, eps=1e-5), "embed_norm_layer": partial(
 PE = {"attn_type": "rope", "use_pre_transformer_norm": True, "global_pool": "map"}
 PE |= {"attn_pool_num_heads": 4, "attn_pool_mlp_ratio": 4.0, "rope_grid_offset": 1.0}
 PE |= {"rope_grid_indexing": "xy", "ref_feat_shape": (6, 6), "use_fc_norm": False}
+BEIT = {"use_abs_pos_emb": False, "use_rel_pos_bias": True, "init_values": 0.1}
 PIT = {"base_dims": (12, 12), "depth": (1, 2), "heads": (2, 4), "patch_size": 8, "stride": 7}
 TIMM = {
     "cait": timm("cait", "Cait", **SMALL),
@@ -123,6 +124,7 @@ TIMM = {
     "gap": timm(*VIT, **THREE, class_token=False, reg_tokens=2, no_embed_class=True, **GAP),
     "aimv2": timm(*VIT, **THREE, **AIMV2),
     "beit3": timm(*VIT, **THREE, scale_attn_norm=True, scale_mlp_norm=True, global_pool="avg"),
+    "beit": timm("beit", "Beit", **THREE, **BEIT),
     "pe_core": timm("eva", "Eva", **ROTARY, **PE),
     "rope_vit": timm(
         *("eva", "Eva"),

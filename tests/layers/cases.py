@@ -84,6 +84,7 @@ ROWS = {
     "RotaryEmbedding/learned": lambda: rotary(learned=True, order="xy"),
     "RotaryEmbedding/centered": lambda: rotary(halves=True, centered=True),
     "RotaryEmbedding/reference": lambda: rotary(temperature=1e4, reference_grid=(5, 7)),
+    "RelativePositionBias": (lambda: kvl.RelativePositionBias((3, 3), 2), (4, 11, 11)),
     "Attention/unbiased keys": lambda: kvl.Attention(2, qkv_bias="qv"),
     "MLP/gated": lambda: kvl.MLP(
         8 / 3, "silu", gated=True, on_hidden=[keras.layers.LayerNormalization()], dropout=0.2

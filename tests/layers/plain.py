@@ -211,6 +211,21 @@ def _(layer: kvl.ResidualRefinement, maps, training=False):
 
 
 @plain.register
+def _(layer: kvl.RelativePositionBias, maps, training=False):
+    """For a square of patches behind the others."""
+    tokens, table = maps.shape[-1], value(layer.table)
+    side = int(tokens**0.5)
+    prefix, bias = tokens - side**2, np.empty((tokens, tokens, maps.shape[1]))
+    bias[:prefix], bias[:, :prefix], bias[:prefix, :prefix] = table[-3], table[-2], table[-1]
+    offsets = table[:-3].reshape(2 * side - 1, 2 * side - 1, -1)
+    patches = list(enumerate(product(range(side), repeat=2), prefix))
+    for (query, (y, x)), (key, (v, u)) in product(patches, repeat=2):
+        bias[query, key] = offsets[y - v + side - 1, x - u + side - 1]
+    bias[:prefix, prefix:] = table[-3]
+    return maps + bias.transpose(2, 0, 1)
+
+
+@plain.register
 def _(layer: kvl.Temperature, maps, training=False):
     return maps / (value(layer.tau) if layer.learnable else layer.temperature)
 

@@ -120,7 +120,9 @@ WRONG = {
     "`mlp` must return a new layer for each block. Received": {"mlp": lambda index: MINE},
 }
 NEAREST = "`input_shape` must ... Received: input_shape=(20, 16, 3); the nearest is ("
-FIRST = "must not read shared maps in the first block... SharedAttention for block 0"
+FIRST = (
+    "must not read shared maps in the first block... none for block 0. Received: 'SharedAttention'"
+)
 
 
 def rows():

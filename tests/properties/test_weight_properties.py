@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import keras_vitx as kv
 from keras_vitx.weights import load_weights, resample, to_checkpoint
+from keras_vitx.weights.convert import resampled
 
 pytestmark = pytest.mark.backend_free
 OPTIONS = {
@@ -120,3 +121,14 @@ def test_positions_are_resampled_as_in_timm(timm, old, new, prefix):
     plain = torch.nn.functional.interpolate(patches, new, mode="bicubic", align_corners=False)
     found = resample(entries, old, new, prefix, antialias=False)[:, prefix:]
     np.testing.assert_allclose(found, plain.flatten(2).mT.numpy(), atol=1e-5)
+
+
+@given(*[st.tuples(st.integers(2, 12), st.integers(2, 12))] * 2)
+def test_offsets_are_resampled_as_in_timm(timm, old, new):
+    import torch
+
+    count = [(2 * rows - 1) * (2 * columns - 1) + 3 for rows, columns in (old, new)]
+    table = np.random.default_rng(0).normal(size=(count[0], 2)).astype("float32")
+    expected = timm.layers.resize_rel_pos_bias_table(torch.tensor(table), new, (count[1], 2), old)
+    layer = kv.layers.RelativePositionBias(new)
+    np.testing.assert_allclose(resampled(layer, table, old), expected.numpy(), atol=1e-5)
