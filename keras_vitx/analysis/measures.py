@@ -1,12 +1,14 @@
 """Measures of attention: functions from arrays to arrays.
 
 Maps are `(..., queries, keys)`; sums are in float32, whatever the precision of the maps.
+`tests/analysis/test_measures.py` holds the annotated shapes.
 """
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
+from jaxtyping import Bool, Float, Int
 
 __all__ = [
     "attention_center",
@@ -28,6 +30,12 @@ __all__ = [
     "steepness",
 ]
 
+Array = np.ndarray
+Maps = Float[Array, "*batch queries keys"]
+MapsOfPatches = Float[Array, "*batch patches patches"]
+MapsOfHeads = Float[Array, "*batch heads queries keys"]
+Tokens = Float[Array, "*batch tokens dim"]
+
 ROUNDING, HALF_ROUNDING = 0.001, 0.01
 """Largest distance of a softmax's row sums from 1: in float32, and after four roundings to bfloat16
 (a gated sum of two softmaxes), by 2**-9 each."""
@@ -35,7 +43,7 @@ ROUNDING, HALF_ROUNDING = 0.001, 0.01
 # Density of attention.
 
 
-def entropy(maps: Any) -> np.ndarray:
+def entropy(maps: Maps) -> Float[Array, "*batch queries"]:
     r"""Return the entropy of each row of attention, in nats.
 
     $$H_i = -\sum_j A_{ij} \log A_{ij}, \qquad 0 \log 0 = 0$$
@@ -45,9 +53,6 @@ def entropy(maps: Any) -> np.ndarray:
     Args:
         maps: `(..., queries, keys)`, probabilities.
 
-    Returns:
-        `(..., queries)`.
-
     Raises:
         ValueError: if the maps are not probabilities, such as after `ReAttention`.
     """
@@ -56,7 +61,7 @@ def entropy(maps: Any) -> np.ndarray:
     return -np.einsum("...k,...k->...", maps, logs)
 
 
-def steepness(maps: Any) -> np.ndarray:
+def steepness(maps: Maps) -> Float[Array, "*batch queries"]:
     r"""Return the nuclear norm of the Jacobian of the softmax, per row of attention.
 
     $$\|J\|_* = \mathrm{tr}\,(\mathrm{diag}(a) - a a^\top) = 1 - \sum_j a_j^2,$$
@@ -65,9 +70,6 @@ def steepness(maps: Any) -> np.ndarray:
 
     Args:
         maps: `(..., queries, keys)`, probabilities.
-
-    Returns:
-        `(..., queries)`.
 
     Raises:
         ValueError: if the maps are not probabilities.
@@ -112,7 +114,7 @@ def _float_maps(maps):
 # Sinks: keys that take much of the attention of all queries.
 
 
-def sink_share(maps: Any) -> np.ndarray:
+def sink_share(maps: Maps) -> Float[Array, "*batch"]:
     r"""Return the share of attention on the most attended key, per head.
 
     $$\max_j \sum_i |A_{ij}| \,/\, \sum_{ij} |A_{ij}|$$
@@ -123,15 +125,14 @@ def sink_share(maps: Any) -> np.ndarray:
 
     Args:
         maps: `(..., queries, keys)`.
-
-    Returns:
-        `(...)`.
     """
     received = np.abs(_float_maps(maps)).sum(-2)
     return received.max(-1) / np.maximum(received.sum(-1), np.finfo("float32").tiny)
 
 
-def sink_norm(maps: Any, tokens: Any) -> np.ndarray:
+def sink_norm(
+    maps: MapsOfHeads, tokens: Float[Array, "*batch heads_or_1 keys dim"]
+) -> Float[Array, "*batch heads"]:
     r"""Return the norm of a token, or of its value, at the most attended key $s$, per head.
 
     $$\|x_s\| \,/\, \frac1T \sum_j \|x_j\|, \qquad s = \arg\max_j \sum_i |A_{ij}|$$
@@ -140,9 +141,6 @@ def sink_norm(maps: Any, tokens: Any) -> np.ndarray:
         maps: `(..., heads, queries, keys)`.
         tokens: What the keys hold, for each head, or the same for all: `(..., heads, keys, dim)` or
             `(..., 1, keys, dim)`.
-
-    Returns:
-        `(..., heads)`.
     """
     maps = _float_maps(maps)
     sinks = np.abs(maps).sum(-2).argmax(-1)[..., None]
@@ -151,7 +149,7 @@ def sink_norm(maps: Any, tokens: Any) -> np.ndarray:
     return np.take_along_axis(norms, sinks, -1)[..., 0] / norms.mean(-1)
 
 
-def effective_rank(features: Any) -> np.ndarray:
+def effective_rank(features: Tokens) -> Float[Array, "*batch"]:
     r"""Return the effective rank of the output of a head (Roy and Vetterli, 2007).
 
     $$\exp\Bigl(-\sum_k p_k \log p_k\Bigr), \qquad p_k = \sigma_k / \sum_l \sigma_l$$
@@ -172,7 +170,7 @@ def effective_rank(features: Any) -> np.ndarray:
     return np.exp(-(p * np.log(p, out=np.zeros_like(p), where=p > 0)).sum(-1))
 
 
-def outlier_tokens(tokens: Any, factor: float = 3.0) -> np.ndarray:
+def outlier_tokens(tokens: Tokens, factor: float = 3.0) -> Int[Array, "*batch"]:
     r"""Return the number of tokens of outlying norm, $\|x_t\| > c\,\mathrm{median}_s \|x_s\|$.
 
     Darcet et al., 2023, Section 2.1, find such patches in large networks, where they read the limit
@@ -181,9 +179,6 @@ def outlier_tokens(tokens: Any, factor: float = 3.0) -> np.ndarray:
     Args:
         tokens: `(..., tokens, dim)`, patches.
         factor: $c$.
-
-    Returns:
-        `(...)`.
     """
     norms = np.linalg.norm(np.asarray(tokens, "float32"), axis=-1)
     return (norms > factor * np.median(norms, axis=-1, keepdims=True)).sum(-1)
@@ -192,7 +187,7 @@ def outlier_tokens(tokens: Any, factor: float = 3.0) -> np.ndarray:
 # How far attention reaches.
 
 
-def nonlocality(maps: Any, grid: tuple[int, int]) -> np.ndarray:
+def nonlocality(maps: MapsOfPatches, grid: tuple[int, int]) -> Float[Array, "*batch"]:
     r"""Return the mean distance of attention, in patches.
 
     $$D = \frac1N \sum_{ij} A_{ij} \|\delta_{ij}\|$$
@@ -203,14 +198,11 @@ def nonlocality(maps: Any, grid: tuple[int, int]) -> np.ndarray:
     Args:
         maps: `(..., patches, patches)`, between patches only: without the class token.
         grid: Rows and columns of the patches.
-
-    Returns:
-        `(...)`.
     """
     return _mean_distance(maps, grid, np.indices(grid))
 
 
-def relative_distance(maps: Any, grid: tuple[int, int]) -> np.ndarray:
+def relative_distance(maps: MapsOfPatches, grid: tuple[int, int]) -> Float[Array, "*batch"]:
     r"""Return the mean distance of attention to other patches, on an image of size 1.
 
     $$\frac1N \sum_i \sum_{j \ne i} A_{ij} \|p_i - p_j\|$$
@@ -220,9 +212,6 @@ def relative_distance(maps: Any, grid: tuple[int, int]) -> np.ndarray:
     Args:
         maps: `(..., patches, patches)`, between patches only: without the class token.
         grid: Rows and columns of the patches.
-
-    Returns:
-        `(...)`.
     """
     last = np.maximum(np.array(grid) - 1, 1)[:, None, None]
     return _mean_distance(maps, grid, np.indices(grid) / last)
@@ -236,7 +225,9 @@ def _mean_distance(maps, grid, coordinates):
     return np.einsum("...qk,qk->...", maps, distances) / patches
 
 
-def attention_center(weights: Any) -> tuple[np.ndarray, np.ndarray]:
+def attention_center(
+    weights: Float[Array, "3 heads"],
+) -> tuple[Float[Array, "heads 2"], Float[Array, " heads"]]:
     r"""Return the center of ConViT's positional attention of each head.
 
     The positional logits $v^\top r$ with $r = (\delta_x, \delta_y, |\delta|^2)$ are largest at
@@ -258,7 +249,7 @@ def attention_center(weights: Any) -> tuple[np.ndarray, np.ndarray]:
 # How similar maps, heads and features are.
 
 
-def centered(maps: Any) -> np.ndarray:
+def centered(maps: Maps) -> Maps:
     r"""Return maps minus the mean of each row, $A_{ij} - \frac1T \sum_k A_{ik}$.
 
     The cosines below are near 1 for any two maps near the uniform one, as those of random weights
@@ -272,8 +263,8 @@ def centered(maps: Any) -> np.ndarray:
 
 
 def map_cosines(
-    maps: Any, others: Any, over: Literal["queries", "heads"] = "queries"
-) -> np.ndarray:
+    maps: MapsOfHeads, others: MapsOfHeads, over: Literal["queries", "heads"] = "queries"
+) -> Float[Array, "*batch heads_or_queries keys"]:
     """Return the cosines between the maps of two blocks, of which `map_similarity` is the mean."""
     maps, others = _float_maps(maps), _float_maps(others)
     _check_same_shape("`maps` and `others`", "(..., heads, queries, keys)", maps, others)
@@ -282,8 +273,8 @@ def map_cosines(
 
 
 def map_similarity(
-    maps: Any, others: Any, over: Literal["queries", "heads"] = "queries"
-) -> np.ndarray:
+    maps: MapsOfHeads, others: MapsOfHeads, over: Literal["queries", "heads"] = "queries"
+) -> Float[Array, "*batch"]:
     r"""Return the mean cosine between the maps of two blocks (DeepViT, Equations 2 and 6).
 
     $$\frac{1}{HT} \sum_{h,t} \cos(A^p_{h,:,t}, A^q_{h,:,t})$$
@@ -294,9 +285,6 @@ def map_similarity(
         over: `"queries"`: one cosine per head $h$ and key $t$; `"heads"`: one per query and key,
             as in the regularizer of the released code.
 
-    Returns:
-        `(...)`.
-
     Raises:
         ValueError: if the shapes differ.
     """
@@ -304,8 +292,8 @@ def map_similarity(
 
 
 def cross_layer_similarity(
-    maps: Sequence[Any], threshold: float = 0.5, nearest: int | None = None
-) -> np.ndarray:
+    maps: Sequence[Float[Array, "..."]], threshold: float = 0.5, nearest: int | None = None
+) -> Float[Array, "*batch blocks blocks"]:
     r"""Return the fraction of similar attention between all pairs of blocks.
 
     $$S(p, q) = \frac{1}{H T} \sum_{h,t} [M^{p,q}_{h,t} > \tau]$$
@@ -340,7 +328,9 @@ def cross_layer_similarity(
     return fractions
 
 
-def similar_blocks(similarity: Any, threshold: float = 0.8) -> np.ndarray:
+def similar_blocks(
+    similarity: Float[Array, "*batch blocks blocks"], threshold: float = 0.8
+) -> Bool[Array, "*batch blocks"]:
     """Return which blocks are similar to the previous one.
 
     The fraction of similar blocks is the mean of the result (DeepViT, Appendix D; Figures 3b and
@@ -357,7 +347,7 @@ def similar_blocks(similarity: Any, threshold: float = 0.8) -> np.ndarray:
     return np.concatenate([np.zeros((*similar.shape[:-1], 1), bool), similar], -1)
 
 
-def mean_head_similarity(maps: Any) -> np.ndarray:
+def mean_head_similarity(maps: MapsOfHeads) -> Float[Array, "*batch"]:
     r"""Return the mean similarity of pairs of different heads $g, h$ of one block, `(...)`.
 
     $$\frac1T \sum_t \cos(A_{g,:,t}, A_{h,:,t})$$
@@ -375,7 +365,7 @@ def mean_head_similarity(maps: Any) -> np.ndarray:
     return (similarity.sum((-2, -1)) - diagonal) / (heads * (heads - 1))
 
 
-def feature_similarity(tokens: Any, last: Any) -> np.ndarray:
+def feature_similarity(tokens: Tokens, last: Tokens) -> Float[Array, "*batch"]:
     r"""Return the cosine between the tokens of two blocks, averaged over tokens.
 
     $$\frac1T \sum_t \cos(x^l_t, x^L_t)$$
@@ -385,9 +375,6 @@ def feature_similarity(tokens: Any, last: Any) -> np.ndarray:
         tokens: `(..., tokens, dim)`.
         last: Tokens of the other block, of the same shape.
 
-    Returns:
-        `(...)`.
-
     Raises:
         ValueError: if the shapes differ.
     """
@@ -396,7 +383,7 @@ def feature_similarity(tokens: Any, last: Any) -> np.ndarray:
     return (_unit(tokens, -1) * _unit(last, -1)).sum(-1).mean(-1)
 
 
-def linear_cka(x: Any, y: Any) -> float:
+def linear_cka(x: Float[Array, "images ..."], y: Float[Array, "images ..."]) -> float:
     """Return the linear centered kernel alignment of features `(images, ...)`, 0 to 1.
 
     It is NaN if one set is the same for all images.
@@ -414,7 +401,9 @@ def linear_cka(x: Any, y: Any) -> float:
     return float((x * y).sum() / norms) if norms else float("nan")
 
 
-def normalized_cka(features: Sequence[Any], last: Any | None = None) -> np.ndarray:
+def normalized_cka(
+    features: Sequence[Float[Array, "images ..."]], last: Float[Array, "images ..."] | None = None
+) -> Float[Array, " blocks"]:
     r"""Return the similarity of the features of each block to the final ones.
 
     $$F_k = \mathrm{CKA}(f_k, f_\text{out}) / \mathrm{CKA}(f_\text{in}, f_\text{out})$$
@@ -449,7 +438,9 @@ def _unit(values, axis):
 # Residual branches and learned scales.
 
 
-def branch_ratio(branch: Any, inputs: Any, over: Literal["token", "image"] = "token") -> np.ndarray:
+def branch_ratio(
+    branch: Tokens, inputs: Tokens, over: Literal["token", "image"] = "token"
+) -> Float[Array, "*batch"]:
     r"""Return the norm of a residual branch relative to that of its input tokens.
 
     $$\|R_l(x)\|_2 / \|x\|_2$$
@@ -460,9 +451,6 @@ def branch_ratio(branch: Any, inputs: Any, over: Literal["token", "image"] = "to
         inputs: The tokens to which it is added, of the same shape.
         over: The axes of the norms: `"token"`, the channels of one token, averaged over tokens; or
             `"image"`, all tokens and channels. The paper does not say which.
-
-    Returns:
-        `(...)`.
 
     Raises:
         ValueError: if the shapes differ.
@@ -475,7 +463,7 @@ def branch_ratio(branch: Any, inputs: Any, over: Literal["token", "image"] = "to
     return ratio.mean(-1) if over == "token" else ratio
 
 
-def scale_summary(scale: Any) -> tuple[float, float]:
+def scale_summary(scale: Float[Array, " dim"]) -> tuple[float, float]:
     r"""Return the mean of $\Lambda$, `(dim,)`, of $\mathrm{CB_S}$, and its .1 over its .9 quantile.
 
     Context Broadcasting, Section 3.5, Figure 6. The quantiles are our choice.

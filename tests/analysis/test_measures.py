@@ -1,10 +1,13 @@
 """Every measure against its equation, written out in loops, and on any maps."""
 
+import inspect
+
 import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from jaxtyping import AbstractArray, jaxtyped
 
 from keras_vitx.analysis import measures as m
 
@@ -17,6 +20,36 @@ MAPS, OTHERS = RANDOM.dirichlet(np.full(6, 0.3), size=(2, 2, 3, 6)).astype("floa
 TOKENS, LAST = RANDOM.normal(size=(2, 4, 5, 7)).astype("float32")
 IDENTITY = np.broadcast_to(np.eye(6, dtype="float32"), (2, 3, 6, 6))
 UNIFORM = np.full((2, 3, 6, 6), 1 / 6, "float32")
+
+
+# Arguments by their names, and those of other shapes.
+ARGUMENTS = {
+    **{"maps": MAPS, "others": OTHERS, "grid": GRID, "similarity": RANDOM.random((2, 4, 4))},
+    **{"tokens": TOKENS, "last": LAST, "features": TOKENS, "branch": TOKENS, "inputs": LAST},
+    **{"weights": TOKENS[0, :3], "scale": TOKENS[0, 0], "x": TOKENS, "y": LAST},
+}
+OTHER_ARGUMENTS = {
+    "sink_norm": {"tokens": RANDOM.normal(size=(2, 1, 6, 4))},
+    "cross_layer_similarity": {"maps": [MAPS, OTHERS]},
+    "normalized_cka": {"features": [TOKENS, LAST]},
+}
+MEASURES = [name for name, one in vars(m).items() if inspect.isfunction(one) and name[0] != "_"]
+
+
+@pytest.mark.parametrize("name", MEASURES)
+def test_shapes_are_those_of_the_annotations(name):
+    signature = inspect.signature(getattr(m, name))
+    given = {**ARGUMENTS, **OTHER_ARGUMENTS.get(name, {})}
+    given = {name: given[name] for name in signature.parameters if name in given}
+    found = getattr(m, name)(**given)
+    pairs = [(value, signature.parameters[name].annotation) for name, value in given.items()]
+    with jaxtyped("context"):  # In which an axis of one name has one length.
+        for value, annotation in [*pairs, (found, signature.return_annotation)]:
+            parts = getattr(annotation, "__args__", (annotation,))
+            values = value if isinstance(value, (tuple, list)) else [value]
+            if isinstance(parts[0], type) and issubclass(parts[0], AbstractArray):
+                parts = parts if len(parts) == len(values) else parts[:1] * len(values)
+                assert all(map(isinstance, values, parts)), (value, annotation)
 
 
 def close(found, expected, tolerance=1e-5):
