@@ -1,6 +1,7 @@
 """`Chain`, the model class of all families: an ordered list of layers."""
 
 import functools
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -12,12 +13,7 @@ from keras_vitx.backend import restore_variables
 from keras_vitx.checks import Remat, check, check_argument
 from keras_vitx.files import atomic_write
 from keras_vitx.keras_internals import sublayers
-from keras_vitx.layers.base import (
-    at_least_float32,
-    forget_programs,
-    register,
-    serialize,
-)
+from keras_vitx.layers.base import at_least_float32, forget_programs, register, serialize
 from keras_vitx.layers.beit import RelativePositionBias
 from keras_vitx.layers.block import Block
 from keras_vitx.layers.cait import ClassBlock
@@ -145,6 +141,16 @@ class ImageModel(keras.Model):
         check(is_list, "`class_names` must be a list of names, in the order of the outputs.", value)
         self._class_names = None if value is None else tuple(to_python(list(value)))
 
+    @_restoring
+    def predict(self, x: Any, *args: Any, **kwargs: Any) -> Any:
+        """As Keras's `predict`; warns if pixels come where normalized images are expected."""
+        if getattr(x, "dtype", None) == "uint8" and self.preprocessing and not _prepares(self):
+            text = (
+                "`x` should be normalized, as by `kv.preprocess_input(x, model)`. Received: uint8."
+            )
+            warnings.warn(text, stacklevel=2)
+        return super().predict(x, *args, **kwargs)
+
     def as_images(self, inputs: Any) -> Any:
         """Return the inputs of the model as one tensor of their dtype."""
         return ops.convert_to_tensor(keras.tree.flatten(inputs)[0], dtype=self.inputs[0].dtype)
@@ -159,7 +165,6 @@ class ImageModel(keras.Model):
         return x
 
     evaluate = _restoring(keras.Model.evaluate)
-    predict = _restoring(keras.Model.predict)
 
     def save(self, filepath, overwrite=True, zipped=None, **kwargs):
         """Save the model as Keras does; a `.keras` file is written beside `filepath`, then renamed.

@@ -1,5 +1,7 @@
 """Which images a model takes: what it states, or an error that asks."""
 
+import warnings
+
 import keras
 import numpy as np
 import pytest
@@ -58,6 +60,17 @@ def test_a_predictor_of_a_model_of_pixels_answers_as_predict():
     rows = kv.predictor(model, batch_sizes=(3,))(images)
     found = [[p for *_, p in sorted(row, key=lambda one: one[1])] for row in rows]
     close(found, model.predict(images, verbose=0))
+
+
+def test_pixels_for_a_network_of_normalized_images_warn():
+    pixels = np.zeros((1, 16, 16, 3), "uint8")
+    for model, warned in ((network(), 1), (prepared(network()), 0)):
+        model = kv.as_chain(model)
+        model.preprocessing = STATED
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            model.predict(pixels, verbose=0)
+        assert sum("should be normalized" in str(one.message) for one in found) == warned
 
 
 # One with a grid of patches, one with stages; the first layer of all is the same.
