@@ -45,7 +45,9 @@ def images_of(images) -> list:
 
 def _is_encoded(image) -> bool:
     """Return whether an image is a file: a path, the content, both as a dict, or an open file."""
-    return isinstance(image, (str, os.PathLike, bytes, bytearray, dict, io.IOBase))
+    if isinstance(image, dict):
+        return bool(image.keys() & {"bytes", "path"})
+    return isinstance(image, (str, os.PathLike, bytes, bytearray, io.IOBase))
 
 
 def pixels_of(image) -> np.ndarray:
