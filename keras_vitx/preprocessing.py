@@ -108,17 +108,17 @@ def scaled_size(xp, image_size, size, crop_ratio):
 
     `xp` is NumPy for numbers, `keras.ops` for tensors; `size` is that of the crop.
     """
+    # Not by `keras.ops.minimum`, which rounds float64 to float32 and so moves a crop by a pixel.
     height, width = image_size
     target_height, target_width = (math.floor(side / crop_ratio) for side in size)
     # timm rounds down for a square crop, and to the nearest integer otherwise.
     if target_height == target_width:
-        shorter = xp.minimum(height, width)
+        shorter = xp.where(height < width, height, width)
         # Some runtimes multiply by the reciprocal (openvinotoolkit/openvino#9561), where 82 / 41
         # is below 2: with a half, no whole number is at the edge of the one below.
         sides = (target_height * height + 0.5, target_width * width + 0.5)
         return sides[0] // shorter, sides[1] // shorter
     ratios = height / target_height, width / target_width
-    # `minimum` of `keras.ops` rounds float64 to float32, which moves a crop by a pixel.
     ratio = xp.where(ratios[0] < ratios[1], *ratios)
     return xp.round(height / ratio), xp.round(width / ratio)
 

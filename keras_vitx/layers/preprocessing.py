@@ -19,8 +19,8 @@ def _bicubic(xp, x):
     return xp.where(x < 1, 1 + x * x * (1.5 * x - 2.5), far)
 
 
-# Weight of a pixel as a function of its distance, 0 or more, from the point sampled.
-KERNELS = {"bilinear": lambda xp, x: xp.maximum(1 - x, 0), "bicubic": _bicubic}
+# Weight of a pixel by its distance from the point sampled. `ops.maximum` would round to float32.
+KERNELS = {"bilinear": lambda xp, x: xp.where(x < 1, 1 - x, 0), "bicubic": _bicubic}
 REACH = 2  # Distance at which every kernel is 0.
 HALF_BITS = 11  # Half the bits of Pillow's weights, which are integers over 2^22.
 
@@ -66,8 +66,7 @@ class ImagePreprocessing(Layer):
         transform = Preprocessing(mean, std, crop_ratio, interpolation)
         check_argument("interpolation", interpolation, Literal[tuple(KERNELS)])
         self.size, self.mean, self.std = tuple(map(int, size)), transform.mean, transform.std
-        self.crop_ratio = crop_ratio
-        self.interpolation = interpolation
+        self.crop_ratio, self.interpolation = crop_ratio, interpolation
         self.image_size: tuple[int | None, int | None] = (None, None)
         self._before = Preprocessing.pixels(len(self.mean))
 
@@ -146,7 +145,8 @@ class ImagePreprocessing(Layer):
 
     def _matrices(self, xp, *sides):
         """Return `_weights` of the height and of the width, by NumPy or as `keras.ops`."""
-        pixels = [xp.arange(side, dtype="float64") + 0.5 for side in sides]
+        # Counted in integers: converters make float16, which ends at 2048, of float32.
+        pixels = [xp.add(xp.arange(side, dtype="int64"), np.float64(0.5)) for side in sides]
         counts = [each[-1] + 0.5 for each in pixels]
         scaled = scaled_size(xp, counts, self.size, self.crop_ratio)
         kernel = KERNELS[self.interpolation]

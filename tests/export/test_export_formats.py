@@ -74,7 +74,7 @@ def test_a_file_of_every_format(format, trained, tmp_path):
         # Two per block, one at the end; none of their parts is left.
         operations = [node.op_type for node in onnx.load(exported.path).graph.node]
         assert operations.count("LayerNormalization") == 7 and operations.count("Gelu") == 3
-        assert not {"ReduceMean", "Einsum"} & set(operations)
+        assert not {"ReduceMean", "Einsum", "Cast"} & set(operations)
     if format == BACKEND == "torch":
         import torch
 
@@ -112,6 +112,53 @@ def test_pixels_are_cropped_as_by_preprocess_input(format, tmp_path):
     pixels = np.random.default_rng(0).integers(0, 256, (3, *sides, 3)).astype("uint8")
     expected = array(model(kv.preprocess_input(list(pixels), model)))
     close(outputs_of(exported, pixels)["probabilities"], expected, 5e-5)
+
+
+def in_float32(model):
+    """Change a file as OpenVINO does: no float64, division as a product with the reciprocal."""
+    from onnx import TensorProto, helper, numpy_helper
+
+    del model.graph.value_info[:]
+    for tensor in model.graph.initializer:
+        if tensor.data_type == TensorProto.DOUBLE:
+            single = numpy_helper.to_array(tensor).astype("float32")
+            tensor.CopyFrom(numpy_helper.from_array(single, tensor.name))
+    nodes = list(model.graph.node)
+    del model.graph.node[:]
+    for node in nodes:
+        if node.op_type == "Cast" and node.attribute[0].i == TensorProto.DOUBLE:
+            node.attribute[0].i = TensorProto.FLOAT
+        if node.op_type == "Div":
+            reciprocal = f"{node.output[0]}_reciprocal"
+            model.graph.node.append(helper.make_node("Reciprocal", node.input[1:], [reciprocal]))
+            node = helper.make_node("Mul", [node.input[0], reciprocal], node.output)
+        model.graph.node.append(node)
+    return model
+
+
+@pytest.mark.skipif(BACKEND != "torch", reason="writes ONNX")
+@pytest.mark.parametrize("size, crop_ratio", [((32, 32), 1.0), ((32, 24), 0.9)])
+def test_pixels_in_less_precision(size, crop_ratio, tmp_path):
+    """openvinotoolkit/openvino#9561 is the reciprocal; float16 has no 2051, and 65504 at most."""
+    import onnx
+    import onnxruntime
+    from onnxruntime.transformers.float16 import convert_float_to_float16
+
+    images = keras.Input((*size, 3))
+    model = keras.Model(images, keras.layers.Rescaling(1 / 255)(images))
+    model.preprocessing = kv.Preprocessing.pixels(
+        3, crop_ratio=crop_ratio, interpolation="bilinear"
+    )
+    path = kv.export(model, tmp_path / "model.onnx", preprocessing=True).path
+    half = convert_float_to_float16(onnx.load(path), keep_io_types=True)
+    files = {0: onnx.load(path), 1: in_float32(onnx.load(path)), 2: half}
+    for levels, file in files.items():
+        session = onnxruntime.InferenceSession(file.SerializeToString())
+        for sides in ((41, 47), (60, 41), (83, 122), (2051, 2049)):
+            pixels = np.random.default_rng(0).integers(0, 256, (*sides, 3)).astype("uint8")
+            (found,) = session.run(None, {"images": pixels[None]})
+            difference = np.abs(255 * found - kv.preprocess_input([pixels], model))
+            assert difference.max() < levels + 0.2 and difference.mean() < 0.2, (levels, sides)
 
 
 def functional(activation=None):

@@ -72,8 +72,13 @@ def _simplify(model) -> None:
     from onnx_ir.passes import Sequential, common
     from onnxscript import optimizer
 
-    optimizer.fold_constants(model, should_fold=lambda node: node.op_type == "Transpose" or None)
+    def should_fold(node):
+        return node.op_type == "Transpose" or None
+
+    # With the types of all values, also casts to the type that is there.
+    optimizer.fold_constants(model, should_fold=should_fold, onnx_shape_inference=True)
     Sequential(
+        common.IdentityEliminationPass(),
         common.RemoveUnusedNodesPass(),
         common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
         common.DeduplicateInitializersPass(),
