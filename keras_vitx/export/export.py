@@ -9,7 +9,7 @@ import keras
 
 from keras_vitx.data.predictions import class_names
 from keras_vitx.export.compare import batches_of, check_equal
-from keras_vitx.export.formats import format_of
+from keras_vitx.export.formats import format_of, write_class_names
 from keras_vitx.export.fuse import can_be_fused, fuse
 from keras_vitx.export.graph import (
     in_float32,
@@ -71,9 +71,11 @@ def export(
 
     The input is named `images`, `(batch, height, width, channels)`, with any batch size. The
     output is named `probabilities`, `logits` or `features`; several outputs have the names of the
-    model's. The file computes in float32, and is fused where `keras_vitx.fuse` can. Before it is
-    moved into place, a process that can't import Keras runs it in its own runtime on the CPU, and
-    its outputs are compared with the model's, as by `keras_vitx.export.compare`.
+    model's. Names of classes are in ONNX's metadata `class_names` and in a SavedModel's
+    `assets.extra/class_names.json`, as JSON. The file computes in float32, and is fused where
+    `keras_vitx.fuse` can. Before it is moved into place, a process that can't import Keras runs it
+    in its own runtime on the CPU, and its outputs are compared with the model's, as by
+    `keras_vitx.export.compare`.
 
     If the format needs another backend than the model's, a second process loads the model from a
     temporary `.keras` file and writes it. It imports the modules that define the model's custom
@@ -117,6 +119,8 @@ def export(
         with atomic_write(path) as temporary:
             found = write(fast, names, format, temporary, batches)
             difference = check_equal(whole, batches, found, tolerance)
+            if classes:
+                write_class_names(temporary, format, classes)
     shape, dtype = whole.input_shape, keras.backend.standardize_dtype(whole.inputs[0].dtype)
     return Exported(path, format.name, shape, dtype, names, classes, difference)
 

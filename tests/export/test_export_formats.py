@@ -1,5 +1,6 @@
 """Each format from the backend of this run, opened in its own runtime."""
 
+import json
 from functools import partial
 from importlib.util import find_spec
 from itertools import cycle
@@ -71,10 +72,16 @@ def test_a_file_of_every_format(format, trained, tmp_path):
     if format == "onnx":
         import onnx
 
+        proto = onnx.load(exported.path)
+        (names,) = (one.value for one in proto.metadata_props if one.key == "class_names")
         # Two per block, one at the end; none of their parts is left.
-        operations = [node.op_type for node in onnx.load(exported.path).graph.node]
+        operations = [node.op_type for node in proto.graph.node]
         assert operations.count("LayerNormalization") == 7 and operations.count("Gelu") == 3
         assert not {"ReduceMean", "Einsum", "Cast"} & set(operations)
+    if format == "saved_model":
+        names = (exported.path / "assets.extra" / "class_names.json").read_text()
+    if format != "torch":
+        assert tuple(json.loads(names)) == exported.classes
     if format == BACKEND == "torch":
         import torch
 

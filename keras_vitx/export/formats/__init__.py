@@ -1,7 +1,8 @@
 """The formats of `keras_vitx.export`, one file each."""
 
 import importlib.util
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -45,3 +46,17 @@ def format_of(path: Path, name: str | None) -> Format:
             message = f"The format {found.name!r} needs {package}, which is not installed"
             raise ImportError(needs_extra(message, found.extra))
     return found
+
+
+def write_class_names(path: Path, format: Format, names: Sequence[str]) -> None:
+    """Write names as JSON: ONNX's metadata `class_names`, a file of a SavedModel's extra assets."""
+    text = json.dumps(names)
+    if format is FORMATS["saved_model"]:
+        (path / "assets.extra").mkdir()
+        (path / "assets.extra" / "class_names.json").write_text(text)
+    elif format is FORMATS["onnx"]:
+        import onnx as library
+
+        proto = library.load(path)
+        proto.metadata_props.add(key="class_names", value=text)
+        library.save(proto, path)
