@@ -145,8 +145,9 @@ class ImagePreprocessing(Layer):
 
     def _matrices(self, xp, *sides):
         """Return `_weights` of the height and of the width, by NumPy or as `keras.ops`."""
+        half = xp.array(0.5, "float64")
         # Counted in integers: converters make float16, which ends at 2048, of float32.
-        pixels = [xp.add(xp.arange(side, dtype="int64"), np.float64(0.5)) for side in sides]
+        pixels = [xp.add(xp.arange(side, dtype="int64"), half) for side in sides]
         counts = [each[-1] + 0.5 for each in pixels]
         scaled = scaled_size(xp, counts, self.size, self.crop_ratio)
         kernel = KERNELS[self.interpolation]
@@ -157,7 +158,7 @@ class ImagePreprocessing(Layer):
 
 
 def _are_equal(sides, others):
-    """Compare sides that may be symbols, or tensors of `torch.jit.trace`."""
+    """Compare sides that may be symbols or tensors."""
     try:
         return all(bool(side == other) for side, other in zip(sides, others, strict=True))
     except Exception:  # JAX can't decide what a symbol equals.
@@ -179,7 +180,7 @@ def _weights(xp, side, pixels, count, scaled, target, kernel):
     centers = (positions + 0.5) * step
     first = None
     if xp is np or xp.is_tensor(side):
-        # A long image is not resized where it will be cropped. (PyTorch's symbols do not slice.)
+        # Not resized where it will be cropped. (PyTorch's symbols do not slice.)
         ends = centers[0] - REACH * width, centers[-1] + REACH * width + 1
         ends = (xp.floor(xp.clip(end, 0, count)) for end in ends)
         first, last = (int(end) if xp is np else xp.cast(end, "int32") for end in ends)
@@ -202,10 +203,9 @@ def _to_levels(sums):
 
 def preprocess_tensor(images: Any, model: Any) -> Any:
     """Return the result of `keras_vitx.preprocess_input` for a tensor of the backend."""
-    is_symbol = isinstance(images, keras.KerasTensor)
-    layer = ImagePreprocessing.of(model, name=None if is_symbol else "preprocessing")
-    if is_symbol:
-        return layer(images)
+    if isinstance(images, keras.KerasTensor):
+        return ImagePreprocessing.of(model)(images)
+    layer = ImagePreprocessing.of(model, name="preprocessing")
     x, dtype = ops.cast(images, "float32"), keras.backend.standardize_dtype(images.dtype)
     with contextlib.suppress(TypeError, RuntimeError):  # In a graph, tensors have no values.
         check_levels(dtype, *map(ops.convert_to_numpy, (ops.min(x), ops.max(x))))
