@@ -21,7 +21,7 @@ Remat = bool | Literal["products"]
 CHOICES = {bool: (True, False), Remat: (False, "products", True)}
 
 
-def check(holds: Any, rule: str, received: Any) -> None:
+def check(holds: object, rule: str, received: object) -> None:
     """Raise a ValueError of a rule, "`x` must be ...", and what was received, if it is broken."""
     if not holds:
         raise ValueError(f"{rule} Received: {received!r:.200}.")
@@ -39,13 +39,13 @@ def from_fields(cls: type, values: Mapping[str, Any]) -> Any:
     return cls(**values)
 
 
-def check_fields(record: Any) -> None:
+def check_fields(record: object) -> None:
     """Raise a ValueError if a field of a dataclass does not match its annotation."""
     for name, hint in typing.get_type_hints(type(record), include_extras=True).items():
         check_argument(name, getattr(record, name), hint)
 
 
-def check_argument(name: str, value: Any, hint: Any) -> Any:
+def check_argument(name: str, value: object, hint: object) -> Any:
     """Return a value; raise a ValueError if it does not match an annotation.
 
     That is a number as above, a `Literal`, bool or a class, each also with `| None`.
@@ -69,12 +69,12 @@ def check_argument(name: str, value: Any, hint: Any) -> Any:
     return value
 
 
-def is_optional(hint: Any) -> bool:
+def is_optional(hint: object) -> bool:
     """Return whether an annotation allows None."""
     return type(None) in typing.get_args(hint)
 
 
-def _is_within(value: Any, kind: type, interval: str) -> bool:
+def _is_within(value: object, kind: type, interval: str) -> bool:
     if kind == Range:
         is_pair = isinstance(value, tuple) and len(value) == 2
         within = is_pair and all(_is_within(x, float, interval) for x in value)

@@ -130,7 +130,7 @@ def options_of(function: Callable) -> Iterator[inspect.Parameter]:
             yield inspect.Parameter(name, each.KEYWORD_ONLY, default=default, annotation=kind)
 
 
-def shell_type(hint: Any) -> Any:
+def shell_type(hint: object) -> Any:
     """Return the type of an option: text for what a shell can't give."""
     origin = get_origin(hint) or hint
     if origin in (Union, UnionType):
@@ -331,7 +331,7 @@ def list_names(
     print_json(rows) if json else print_table(rows)
 
 
-def print_json(value: Any) -> None:
+def print_json(value: object) -> None:
     """Print a value as JSON, which has no NaN."""
     print(json_text.dumps(value, indent=1, allow_nan=False))
 

@@ -45,7 +45,7 @@ def automatic_name(layer: keras.layers.Layer) -> str:
     return naming.to_snake_case(type(layer).__name__)
 
 
-def nodes(model: Any) -> list[Any] | None:
+def nodes(model: keras.Model) -> list[Any] | None:
     """Return Keras's records of the calls in a functional model, in order; None for any other.
 
     Each has the `operation`, its `arguments`, `input_tensors` and `outputs`.

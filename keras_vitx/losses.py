@@ -1,6 +1,6 @@
 """Losses that Keras lacks, and a loss per classifier or label, which `Chain.compile` makes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -188,7 +188,7 @@ class PerHead(keras.losses.Loss):
 class FunctionLoss(keras.losses.Loss):
     """The mean of `function(labels, predictions)` over a batch, weighted by sample."""
 
-    def __init__(self, function: Any, name: str = "function_loss", **kwargs: Any):
+    def __init__(self, function: Callable | dict, name: str = "function_loss", **kwargs: Any):
         super().__init__(name=name, **kwargs)
         self.function = _deserialized(function)
 
@@ -200,7 +200,7 @@ class FunctionLoss(keras.losses.Loss):
         return {**super().get_config(), "function": function}
 
 
-def as_loss(loss: Any) -> keras.losses.Loss:
+def as_loss(loss: object) -> keras.losses.Loss:
     """Return one compiled loss as an object that averages over a batch."""
     losses = keras.tree.flatten(loss)
     if len(losses) != 1:
@@ -224,7 +224,7 @@ OF_SOFTMAX = (
 OF_SIGMOID = (SigmoidCrossentropy, keras.losses.BinaryCrossentropy)
 
 
-def loss_of_logits(loss: Any, activation: str) -> keras.losses.Loss | None:
+def loss_of_logits(loss: object, activation: str) -> keras.losses.Loss | None:
     """Return the loss of logits that a compiled loss of their softmax or sigmoid is; or None.
 
     Near 0 and 1, probabilities in float32 lose what their logits tell, and Keras clips them.

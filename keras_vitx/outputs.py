@@ -91,7 +91,7 @@ def outputs_of(model: keras.Model) -> Outputs:
     )
 
 
-def kind_of(activation: Any) -> Kind | None:
+def kind_of(activation: object) -> Kind | None:
     """Return the kind of an activation (a name, a function or a layer), or None if it has none."""
     if isinstance(activation, keras.layers.Softmax):
         return "softmax" if activation.axis in (-1, 1) else None
@@ -100,7 +100,7 @@ def kind_of(activation: Any) -> Kind | None:
     return KINDS.get(keras.activations.get(activation))
 
 
-def class_names_of(model: Any) -> tuple[str, ...] | None:
+def class_names_of(model: object) -> tuple[str, ...] | None:
     """Return the `class_names` of a model, or of the model that is its last layer; None without."""
     while model is not None:
         if (names := getattr(model, "class_names", None)) is not None:
@@ -118,7 +118,7 @@ def layers_of(model: keras.Model) -> list[Any]:
     return flat
 
 
-def is_chain(model: Any) -> bool:
+def is_chain(model: object) -> bool:
     """Return whether a model is a list of layers, run in order: a `models.Chain`."""
     return isinstance(model, keras.Model) and hasattr(model, "token_layout")
 

@@ -44,7 +44,7 @@ def packed(
     return found if boxes is None else found | {"boxes": boxes}
 
 
-def unpacked(inputs: Any) -> Any:
+def unpacked(inputs: object) -> Any:
     """Return the images of such a dictionary, normalized and erased; other inputs as they are."""
     if not isinstance(inputs, dict) or "pixels" not in inputs:
         return inputs

@@ -90,7 +90,7 @@ IMAGENET_INCEPTION = Preprocessing((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 """Mean and deviation of 0.5, which map pixels to -1..1 (timm's `IMAGENET_INCEPTION_MEAN`)."""
 
 
-def check_levels(dtype: Any, low: float, high: float) -> None:
+def check_levels(dtype: object, low: float, high: float) -> None:
     """Raise a ValueError unless values are numbers in 0..255, or floats in 0..1."""
     if str(dtype) == "bool" or not (low >= 0 and high <= 255):  # Also rejects NaN.
         raise ValueError(
@@ -134,7 +134,7 @@ class ModelInput:
     preprocessing: Preprocessing
 
     @classmethod
-    def of(cls, model: Any, any_size: bool = False) -> "ModelInput":
+    def of(cls, model: object, any_size: bool = False) -> "ModelInput":
         """Read what a model, or any object of `input_shape` and `preprocessing`, takes.
 
         With `any_size`, height and width may be None. Raises a ValueError if sizes or preprocessing

@@ -11,6 +11,7 @@ from typing import Any
 import keras
 import numpy as np
 from keras import ops
+from numpy.typing import ArrayLike
 
 from keras_vitx.backend import input_gradient
 from keras_vitx.checks import Probability, check_argument
@@ -27,12 +28,12 @@ class Perturbation:
     `change` of a subclass returns the changed pixels, which are then clipped to 0..1.
     """
 
-    def __init__(self, model: Any):
+    def __init__(self, model: keras.Model | ModelInput):
         preprocessing = ModelInput.of(model).preprocessing
         self.mean = np.array(preprocessing.mean, "float32")
         self.std = np.array(preprocessing.std, "float32")
 
-    def __call__(self, images: Any, labels: Any, index: int = 0) -> np.ndarray:
+    def __call__(self, images: ArrayLike, labels: ArrayLike, index: int = 0) -> np.ndarray:
         """Return perturbed inputs (batch, height, width, channels); `index` seeds the noise."""
         pixels = np.asarray(images, "float32") * self.std + self.mean
         changed = np.clip(self.change(pixels, np.asarray(labels), index), 0, 1)
@@ -50,7 +51,7 @@ class Occlusion(Perturbation):
             ratio, which the paper does not specify.
     """
 
-    def __init__(self, model: Any, fraction: float):
+    def __init__(self, model: keras.Model | ModelInput, fraction: float):
         super().__init__(model)
         self.fraction = check_argument("fraction", fraction, Probability)
 
@@ -72,7 +73,7 @@ class GaussianNoise(Perturbation):
         seed: Seed of the noise.
     """
 
-    def __init__(self, model: Any, sigma: float, seed: int = 0):
+    def __init__(self, model: keras.Model | ModelInput, sigma: float, seed: int = 0):
         super().__init__(model)
         self.sigma, self.seed = sigma, seed
 
@@ -94,7 +95,7 @@ class ShotNoise(Perturbation):
         seed: Seed of the noise.
     """
 
-    def __init__(self, model: Any, strength: float, seed: int = 0):
+    def __init__(self, model: keras.Model | ModelInput, strength: float, seed: int = 0):
         super().__init__(model)
         self.strength, self.seed = strength, seed
 
@@ -113,7 +114,7 @@ class GaussianBlur(Perturbation):
         sigma: Standard deviation of the kernel in pixels; it is truncated at four of them.
     """
 
-    def __init__(self, model: Any, sigma: float):
+    def __init__(self, model: keras.Model | ModelInput, sigma: float):
         super().__init__(model)
         self.sigma = sigma
 

@@ -3,11 +3,12 @@
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import keras
 import numpy as np
 from keras import ops
+from numpy.typing import ArrayLike
 
 from keras_vitx.analysis.trace import BlockTrace, trace
 from keras_vitx.backend import input_gradient
@@ -22,7 +23,7 @@ Target = int | Iterable[int] | None
 
 def attribute(
     model: keras.Model,
-    images: Any,
+    images: ArrayLike,
     method: Method = "gradient_attention",
     target: Target = None,
     samples: int = 50,

@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 import numpy as np
+from numpy.typing import ArrayLike
 
 from keras_vitx.analysis.drawing import Picture, drawing
 from keras_vitx.analysis.figures import shade
@@ -44,7 +45,7 @@ class MeasureDuringTraining(keras.callbacks.Callback):
 
     def __init__(
         self,
-        images: Any,
+        images: ArrayLike,
         path: str | os.PathLike | None = None,
         measures: Iterable[str] = DEFAULT,
         every: int | None = None,

@@ -3,10 +3,11 @@
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import keras
 import numpy as np
+from numpy.typing import ArrayLike
 
 from keras_vitx.analysis import measures as m
 from keras_vitx.analysis.trace import BlockTrace, as_array, trace
@@ -44,7 +45,7 @@ class Measure:
 
 def measure(
     model: keras.Model,
-    images: Any,
+    images: ArrayLike,
     measures: Iterable[str] | Mapping[str, Measure] | None = None,
     batch_size: int = 32,
     maps: Literal["softmax", "values"] | None = None,

@@ -4,11 +4,12 @@ import os
 from collections.abc import Mapping, Sequence
 from textwrap import fill
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Literal
 
 import keras
 import numpy as np
 from keras import ops
+from numpy.typing import ArrayLike
 
 from keras_vitx.analysis.attribution import Method, Target, attribute
 from keras_vitx.analysis.drawing import Picture, drawing
@@ -25,7 +26,7 @@ TINY = np.finfo("float32").tiny
 
 def plot_class_attention(
     model: keras.Model,
-    images: Any,
+    images: ArrayLike,
     path: str | os.PathLike,
     shown: np.ndarray | None = None,
     titles: Sequence[str] = (),
@@ -75,7 +76,7 @@ def plot_class_attention(
 
 def plot_attribution(
     model: keras.Model,
-    images: Any,
+    images: ArrayLike,
     path: str | os.PathLike,
     methods: Sequence[Method] = ("rollout", "gradient_attention", "smooth_gradient"),
     target: Target = None,
@@ -153,7 +154,7 @@ def _gray(image):
 
 def plot_query(
     models: Mapping[str, keras.Model],
-    images: Any,
+    images: ArrayLike,
     path: str | os.PathLike,
     query: tuple[int, int] | None = None,
     blocks: Sequence[str] | None = None,
@@ -198,7 +199,7 @@ def plot_query(
 
 def plot_maps(
     models: Mapping[str, keras.Model],
-    images: Any,
+    images: ArrayLike,
     path: str | os.PathLike,
     blocks: Sequence[str] | None = None,
     before: bool = False,

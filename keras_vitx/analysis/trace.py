@@ -5,15 +5,15 @@ All of `keras_vitx.analysis` that needs a forward pass uses `trace`.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import keras
 import numpy as np
 from keras import ops
+from numpy.typing import ArrayLike
 
 from keras_vitx.backend import without_gradients
 from keras_vitx.layers import Attention, ClassAttention, GatedPositionalAttention, SharingAttention
-from keras_vitx.layers.recording import recording
+from keras_vitx.layers.recording import Tensor, recording
 from keras_vitx.text import nearest
 
 
@@ -89,7 +89,7 @@ class BlockTrace:
 
 
 def trace(
-    model: keras.Model, images: Any, blocks: Sequence[str] | None = None
+    model: keras.Model, images: ArrayLike, blocks: Sequence[str] | None = None
 ) -> Iterator[BlockTrace]:
     """Run a model block by block, and iterate over traces of its blocks.
 
@@ -146,7 +146,7 @@ def _run(block, x, index, grid):
     return BlockTrace(block.name, index, block, grid, **fields), y
 
 
-def embedding_maps(model: keras.Model, images: Any) -> Iterator[tuple[str, np.ndarray]]:
+def embedding_maps(model: keras.Model, images: ArrayLike) -> Iterator[tuple[str, np.ndarray]]:
     """Iterate over the maps that each block computes from the patch embeddings.
 
     They replace the input of every attention, without positions, class token and norm. The
@@ -173,7 +173,7 @@ def embedding_maps(model: keras.Model, images: Any) -> Iterator[tuple[str, np.nd
             yield block.name, as_array(maps)
 
 
-def class_attention(model: keras.Model, images: Any) -> dict[str, np.ndarray]:
+def class_attention(model: keras.Model, images: ArrayLike) -> dict[str, np.ndarray]:
     """Return the attention of the class token to each patch, arranged on the grid.
 
     CaiT, Section 5.1 and Figure 6. The class token is the first query. The grid shrinks between
@@ -202,6 +202,6 @@ def class_attention(model: keras.Model, images: Any) -> dict[str, np.ndarray]:
     return maps
 
 
-def as_array(tensor: Any) -> np.ndarray:
+def as_array(tensor: Tensor) -> np.ndarray:
     """Return a tensor or a variable as float32."""
     return ops.convert_to_numpy(ops.cast(ops.stop_gradient(tensor), "float32"))

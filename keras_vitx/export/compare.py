@@ -6,6 +6,7 @@ from typing import Any
 import keras
 import numpy as np
 from keras import ops
+from numpy.typing import ArrayLike
 from PIL import Image
 
 from keras_vitx import data
@@ -28,7 +29,7 @@ alone moves outputs by up to 2e-2."""
 def compare(
     model: keras.Model,
     run: Callable[[np.ndarray], Any],
-    images: Any = None,
+    images: ArrayLike = None,
     *,
     tolerance: float | None = None,
 ) -> float:
@@ -99,7 +100,7 @@ def _as_float(output):
     return ops.convert_to_numpy(ops.cast(output, "float32"))
 
 
-def batches_of(model: keras.Model, images: Any = None) -> list[np.ndarray]:
+def batches_of(model: keras.Model, images: ArrayLike = None) -> list[np.ndarray]:
     """Return one image and all of them, as a model takes them; of the shipped sample for None."""
     count, height, width, _ = model.inputs[0].shape
     if images is None:

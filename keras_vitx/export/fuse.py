@@ -221,5 +221,5 @@ def _weights(layer: keras.layers.Layer, arrays: Arrays, seen: set[int]) -> list[
     return [*own, *(each for one in inner for each in _weights(one, arrays, seen))]
 
 
-def _array(value: Any) -> np.ndarray:
+def _array(value: object) -> np.ndarray:
     return ops.convert_to_numpy(value).astype("float64")

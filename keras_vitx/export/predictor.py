@@ -89,7 +89,7 @@ class Predictor:
         return outputs
 
 
-def _on_host(image: Any) -> Any:
+def _on_host(image: object) -> Any:
     """Return a tensor of the backend, which may be on a GPU, as an array."""
     return keras.ops.convert_to_numpy(image) if keras.ops.is_tensor(image) else image
 

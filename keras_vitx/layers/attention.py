@@ -9,7 +9,7 @@ from keras_vitx.checks import check, check_argument
 from keras_vitx.layers import ops
 from keras_vitx.layers.base import Layer, build_all, register
 from keras_vitx.layers.normalizers import NORMALIZERS
-from keras_vitx.layers.recording import is_recording, record
+from keras_vitx.layers.recording import Tensor, is_recording, record
 
 
 @register
@@ -228,7 +228,7 @@ class Attention(Layer):
         return ops.reshape(x, (batch, tokens, width // self.size, self.size))
 
 
-def as_mask(attention_mask: Any, keys: Any) -> Any:
+def as_mask(attention_mask: Tensor | None, keys: Tensor) -> Any:
     """Return a mask as booleans, `(batch or 1, 1, queries or 1, keys)`; None for None."""
     if attention_mask is None:
         return None

@@ -10,6 +10,7 @@ import keras
 from keras_vitx.keras_internals import AfterBuild, children, sublayers
 from keras_vitx.layers import ops
 from keras_vitx.layers.initializers import initializers
+from keras_vitx.layers.recording import Tensor
 
 
 def register(cls: type) -> type:
@@ -17,7 +18,7 @@ def register(cls: type) -> type:
     return keras.saving.register_keras_serializable(package="keras_vitx")(cls)
 
 
-def serialize(value: Any) -> Any:
+def serialize(value: object) -> Any:
     """Serialize an argument of a layer, which may itself hold layers."""
     if isinstance(value, (list, tuple)):
         return [serialize(item) for item in value]
@@ -26,10 +27,6 @@ def serialize(value: Any) -> Any:
         # Keras would build it while loading, and its parent again under a different path.
         serialized.pop("build_config", None)
     return serialized
-
-
-def _serialized(values: dict[str, Any]) -> dict[str, Any]:
-    return {name: serialize(value) for name, value in values.items()}
 
 
 @functools.cache
@@ -43,7 +40,7 @@ def arguments(cls: type[keras.layers.Layer]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def at_least_float32(dtype: Any = None) -> str:
+def at_least_float32(dtype: str | keras.DTypePolicy | None = None) -> str:
     """Return the dtype for what half precision would lose: float32, or float64 of such a policy."""
     is_double = keras.dtype_policies.get(dtype).compute_dtype == "float64"
     return "float64" if is_double else "float32"
@@ -71,10 +68,10 @@ class Layer(AfterBuild, keras.layers.Layer):
     def get_config(self) -> dict[str, Any]:
         """Return the config from which `from_config` makes an equal, unbuilt layer."""
         given = {name: serialize(getattr(self, name)) for name in arguments(type(self))}
-        optional = {
-            "frozen": frozen_layers(self) if self.built else self.frozen,
-            "quantized": _serialized(quantized_layers(self) if self.built else self.quantized),
-        }
+        frozen = frozen_layers(self) if self.built else self.frozen
+        quantized = quantized_layers(self) if self.built else self.quantized
+        quantized = {path: serialize(how) for path, how in quantized.items()}
+        optional = {"frozen": frozen, "quantized": quantized}
         return super().get_config() | given | {name: x for name, x in optional.items() if x}
 
     @classmethod
@@ -92,21 +89,26 @@ class Layer(AfterBuild, keras.layers.Layer):
         # Keras freezes what a layer has when it is frozen, not what it builds later: in a model,
         # even its own MultiHeadAttention(trainable=False) is trained. Nor does a config tell that
         # inner layers are quantized (keras-team/keras#21378).
-        freeze_layers(self, self.trainable, self.frozen)
+        if not self.trainable:
+            # Each, as a frozen layer of TensorFlow's does not pass on to those inside what it has.
+            for layer in sublayers(self):
+                layer.trainable = False
         for path, (layer, _) in _inner_layers(self).items():
+            if path in self.frozen:
+                layer.trainable = self.frozen[path]
             if path in self.quantized and layer.quantization_mode is None:
                 how = self.quantized[path]
                 layer.quantize(**{"mode" if isinstance(how, str) else "config": how})
 
     def run(
-        self, layer: keras.layers.Layer, x: Any, training: bool | None = None, **arguments: Any
+        self, layer: keras.layers.Layer, x: Tensor, training: bool | None = None, **arguments: Any
     ) -> Any:
         """Run a child layer on `x`, with `training` if it takes that, and what is not None."""
         arguments = {name: value for name, value in arguments.items() if value is not None}
         return ops.call(layer, x, training, self.compute_dtype, **arguments)
 
     def run_all(
-        self, layers: Sequence[keras.layers.Layer], x: Any, training: bool | None = None
+        self, layers: Sequence[keras.layers.Layer], x: Tensor, training: bool | None = None
     ) -> Any:
         """Run child layers on `x`, one after another."""
         for layer in layers:
@@ -159,18 +161,6 @@ def quantized_layers(layer: keras.layers.Layer) -> dict[str, Any]:
         path: getattr(one, "quantization_config", None) or one.quantization_mode
         for path, one in found.items()
     }
-
-
-def freeze_layers(layer: keras.layers.Layer, trainable: bool, frozen: dict[str, bool]) -> None:
-    """Freeze or train a built layer, and the layers inside it as `frozen_layers` recorded."""
-    if not trainable:
-        # Each, as a frozen layer of TensorFlow's does not pass on to those inside what it has.
-        for one in sublayers(layer):
-            one.trainable = False
-    inner = _inner_layers(layer)
-    for path, value in frozen.items():
-        if path in inner:
-            inner[path][0].trainable = value
 
 
 def _inner_layers(layer: keras.layers.Layer) -> dict[str, tuple[keras.layers.Layer, bool]]:

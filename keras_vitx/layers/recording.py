@@ -3,13 +3,21 @@
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Protocol
+
+
+class Tensor(Protocol):
+    """A tensor of the backend or of Keras's functional API, or an array of NumPy."""
+
+    shape: Any
+    dtype: Any
+
 
 # By thread. A plain dictionary, as a `ContextVar` stops `torch.compile`.
 _LISTENERS: dict[int, tuple[dict[str, Any], Callable[[str, Any], Any]]] = {}
 
 
-def record(name: str, x: Any) -> Any:
+def record(name: str, x: Tensor) -> Any:
     """Keep a tensor under a name for `recording`, if it is on; return what to go on with.
 
     That is `x`, unless `keras_vitx.analysis.attribute` asks how the result depends on it.

@@ -9,7 +9,7 @@ from keras_vitx.layers import ops
 from keras_vitx.layers.attention import Attention, as_mask
 from keras_vitx.layers.base import register
 from keras_vitx.layers.block import Block
-from keras_vitx.layers.recording import is_recording
+from keras_vitx.layers.recording import Tensor, is_recording
 
 
 class SharingAttention(Attention):
@@ -224,7 +224,7 @@ class SharedMapsBlock(Block):
 SIMILARITY_AXES = {"heads": 1, "queries": 2}
 
 
-def map_similarity(maps: Any, others: Any, over: str = "heads") -> Any:
+def map_similarity(maps: Tensor, others: Tensor, over: str = "heads") -> Any:
     """Return the mean cosine similarity of the maps of two blocks, `(batch, heads, queries, keys)`.
 
     `over` is as in `SharedMapsBlock`. It is the constant 1 where both are the same tensor.

@@ -277,7 +277,7 @@ def _layers_of_blocks(argument: str, factory: Factory, depth: int) -> Layers:
     return layers
 
 
-def to_python(value: Any, max_ndim: int = 0) -> Any:
+def to_python(value: object, max_ndim: int = 0) -> Any:
     """Convert NumPy's numbers to Python's, which Keras asks for, in lists and dictionaries, too.
 
     An array of at most `max_ndim` dimensions becomes a number or a list.

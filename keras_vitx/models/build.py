@@ -10,7 +10,7 @@ import fnmatch
 import functools
 import inspect
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +19,7 @@ import keras
 from keras_vitx import weights as checkpoints
 from keras_vitx.checks import check, check_counts
 from keras_vitx.layers import ImagePreprocessing
+from keras_vitx.layers.recording import Tensor
 from keras_vitx.models.arguments import Layers, ModelArguments, to_python
 from keras_vitx.models.chain import Chain
 from keras_vitx.preprocessing import IMAGENET_DEFAULT, ModelInput, Preprocessing
@@ -179,7 +180,7 @@ def create_model(name: str, **arguments: Any) -> keras.Model:
     return _size(known.fits[0], family, known.preprocessing, data)(**arguments)
 
 
-def model_input(model: Any) -> Any:
+def model_input(model: object) -> Any:
     """Return the image size and the preprocessing of a size or checkpoint, without building it.
 
     Anything but a name is returned unchanged. A ValueError suggests the nearest to an unknown name.
@@ -280,7 +281,7 @@ def _as_json(arguments: dict[str, Any]) -> str:
 
 
 @contextlib.contextmanager
-def _dtype_policy(dtype: Any) -> Iterator[None]:
+def _dtype_policy(dtype: str | keras.DTypePolicy | None) -> Iterator[None]:
     """Set the global dtype policy, which is that of new layers of this thread; None leaves it."""
     before = keras.config.dtype_policy()
     keras.config.set_dtype_policy(keras.dtype_policies.get(dtype))
@@ -290,7 +291,9 @@ def _dtype_policy(dtype: Any) -> Iterator[None]:
         keras.config.set_dtype_policy(before)
 
 
-def _image_shape(input_shape: Any, input_tensor: Any) -> tuple[int, int, int] | None:
+def _image_shape(
+    input_shape: Sequence[int] | None, input_tensor: Tensor | None
+) -> tuple[int, int, int] | None:
     """Return the image shape given by either argument, or None."""
     if input_tensor is not None:
         fits = input_shape is None or tuple(input_shape) == tuple(input_tensor.shape[1:])

@@ -19,6 +19,7 @@ from keras_vitx.layers.block import Block
 from keras_vitx.layers.cait import ClassBlock
 from keras_vitx.layers.heads import MultiHead
 from keras_vitx.layers.preprocessing import ImagePreprocessing
+from keras_vitx.layers.recording import Tensor
 from keras_vitx.layers.tokens import PositionEmbedding
 from keras_vitx.models import depth
 from keras_vitx.models.arguments import drop_path_rates, to_python
@@ -68,8 +69,8 @@ class ImageModel(keras.Model):
 
     def __init__(
         self,
-        inputs: Any,
-        outputs: Any,
+        inputs: Tensor,
+        outputs: Tensor | list[Tensor],
         family: str | None = None,
         preprocessing: Preprocessing | dict[str, Any] | None = None,
         class_names: Sequence[str] | None = None,
@@ -77,7 +78,7 @@ class ImageModel(keras.Model):
         remat: Remat = False,
         size: str | None = None,
         arguments: str | None = None,
-        dtype: Any = None,
+        dtype: str | keras.DTypePolicy | None = None,
         name: str | None = None,
     ):
         # No other arguments: Keras would ignore them.
@@ -151,11 +152,11 @@ class ImageModel(keras.Model):
             warnings.warn(text, stacklevel=2)
         return super().predict(x, *args, **kwargs)
 
-    def as_images(self, inputs: Any) -> Any:
+    def as_images(self, inputs: Tensor) -> Any:
         """Return the inputs of the model as one tensor of their dtype."""
         return ops.convert_to_tensor(keras.tree.flatten(inputs)[0], dtype=self.inputs[0].dtype)
 
-    def run(self, layers: Sequence[keras.layers.Layer], x: Any, training: bool | None) -> Any:
+    def run(self, layers: Sequence[keras.layers.Layer], x: Tensor, training: bool | None) -> Any:
         """Run layers of the model on images or on the output of the layer before."""
         about = bool(training), self.scan, self.remat, self.compute_dtype, self.compiles_blocks
         x, losses = depth.run(layers, x, *about)
@@ -274,8 +275,8 @@ class Chain(MultiHeadTraining, ImageModel):
         size: str | None = None,
         arguments: str | None = None,
         images: dict[str, Any] | None = None,
-        input_tensor: Any = None,
-        dtype: Any = None,
+        input_tensor: Tensor | None = None,
+        dtype: str | keras.DTypePolicy | None = None,
         name: str | None = None,
     ):
         repeated = [one.name for index, one in enumerate(layers) if one in layers[:index]]
@@ -440,7 +441,7 @@ def _of_other_shape(model: Chain, other: Chain) -> set[str]:
     return {one.path for one, another in pairs if one.shape != another.shape}
 
 
-def _with_grid(described: Any, grid: Grid | None) -> Any:
+def _with_grid(described: object, grid: Grid | None) -> Any:
     """Return a serialized layer with another grid, wherever it has one."""
     if isinstance(described, (list, tuple)):
         return [_with_grid(each, grid) for each in described]
@@ -450,7 +451,7 @@ def _with_grid(described: Any, grid: Grid | None) -> Any:
     return {**changed, "grid": grid} if described.get("grid") else changed
 
 
-def _portable(config: Any) -> Any:
+def _portable(config: object) -> Any:
     """Return a compile config, or a part of it, without its backend-specific settings.
 
     Those are `jit_compile`, which Keras stores resolved, and PyTorch's own optimizer classes.

@@ -16,13 +16,14 @@ import keras
 from keras_vitx.keras_internals import autocast, sublayers
 from keras_vitx.layers import ops
 from keras_vitx.layers.block import Block
+from keras_vitx.layers.recording import Tensor
 
 Unit = Sequence[keras.layers.Layer]
 
 
 def run(
     layers: Sequence[keras.layers.Layer],
-    x: Any,
+    x: Tensor | list[Tensor],
     training: bool,
     scan: bool | None,
     remat: bool | str,
@@ -65,7 +66,7 @@ def run(
     return x, losses
 
 
-def _compiled(layer: Block, x: Any, training: bool, dtype: str) -> Any:
+def _compiled(layer: Block, x: Tensor | list[Tensor], training: bool, dtype: str) -> Any:
     """Call a block as the graph of its kind, which takes the numbers in which blocks differ."""
     attributes = _numbers([layer])
     with ops.scalars_on_device():
@@ -94,7 +95,9 @@ def _first_run(layers: Sequence[keras.layers.Layer], programs: Sequence[int]) ->
     return units if received == returned else [layers[:1]]
 
 
-def _scanned(units: list[Unit], x: Any, remat: bool | str) -> tuple[Any, list, list]:
+def _scanned(
+    units: list[Unit], x: Tensor | list[Tensor], remat: bool | str
+) -> tuple[Any, list, list]:
     """Run identical units as one loop over their stacked variables.
 
     It saves no more than products: it would copy all else into buffers.
@@ -114,7 +117,7 @@ def _scanned(units: list[Unit], x: Any, remat: bool | str) -> tuple[Any, list, l
     return x, states, [ops.sum(loss) for loss in losses]
 
 
-def _once(units: list[Unit], x: Any, remat: bool | str) -> tuple[Any, list, list]:
+def _once(units: list[Unit], x: Tensor | list[Tensor], remat: bool | str) -> tuple[Any, list, list]:
     """Run one unit as a function of its input and its variables."""
     # Blocks may take a pair of tensors; `keras.remat` takes them as separate arguments.
     count = len(keras.tree.flatten(x))
@@ -127,7 +130,7 @@ def _once(units: list[Unit], x: Any, remat: bool | str) -> tuple[Any, list, list
     return y, [states], losses
 
 
-def _pure(unit: Unit, values: Sequence[Any], x: Any) -> tuple[Any, list, list]:
+def _pure(unit: Unit, values: Sequence[Any], x: Tensor | list[Tensor]) -> tuple[Any, list, list]:
     """Call `unit` as a pure function in training; return the output, new states and losses."""
     if sharding := _sharding():
         values = [sharding.gathered(value) for value in values]

@@ -9,6 +9,7 @@ from keras import ops
 
 from keras_vitx.layers.base import optimizer_of
 from keras_vitx.layers.ops import COMPILES_BLOCKS, scalars_on_device, without_modes
+from keras_vitx.layers.recording import Tensor
 from keras_vitx.losses import FunctionLoss, PerHead, as_loss, loss_of_logits
 from keras_vitx.outputs import ACTIVATIONS, kind_of
 from keras_vitx.pixels import unpacked
@@ -69,8 +70,8 @@ class MultiHeadTraining:
             kwargs["jit_compile"] = False
         super().compile(optimizer, loss, loss_weights, metrics, *args, **kwargs)
         self._loss_factor = 1.0 if loss_weights is None else keras.tree.flatten(loss_weights)[0]
-        optimizer = self._averaging_optimizer()
-        if optimizer is not None and optimizer.use_ema:
+        optimizer = optimizer_of(self)
+        if isinstance(optimizer, AveragesStatistics) and optimizer.use_ema:
             statistics = [v for v in self.non_trainable_variables if v.name.startswith("moving_")]
             optimizer.statistics = lambda: statistics
 
@@ -97,8 +98,8 @@ class MultiHeadTraining:
             x = StepImages(keras.tree.flatten(x)[0])
         with scalars_on_device():
             result = super().train_step(*state, (x, y, sample_weight))
-        optimizer = self._averaging_optimizer()
-        if optimizer is None or not optimizer.averages:
+        optimizer = optimizer_of(self)
+        if not (isinstance(optimizer, AveragesStatistics) and optimizer.averages):
             return result
         if state:
             logs, (trainable, others, values, metrics) = result
@@ -110,11 +111,6 @@ class MultiHeadTraining:
             return logs, (trainable, others, values, metrics)
         optimizer.average_statistics()
         return result
-
-    def _averaging_optimizer(self) -> AveragesStatistics | None:
-        """Return the optimizer if it averages statistics."""
-        optimizer = optimizer_of(self)
-        return optimizer if isinstance(optimizer, AveragesStatistics) else None
 
     def _has_own_methods(self) -> bool:
         """Return whether the methods of a step are those of this package, not a subclass's."""
@@ -170,11 +166,11 @@ class MultiHeadTraining:
         label, weight = self._by_name(y)["head"], self._by_name(sample_weight)["head"]
         return super().compute_metrics(x, label, y_pred, weight)
 
-    def _activation(self, logits: Any) -> Any:
+    def _activation(self, logits: Tensor | dict[str, Tensor]) -> Any:
         last = self.layers[-1]
         return last(logits) if isinstance(last, ACTIVATIONS) else logits
 
-    def _of_logits(self, logits: Any) -> tuple[Any, dict[str, Any]]:
+    def _of_logits(self, logits: Tensor | dict[str, Tensor]) -> tuple[Any, dict[str, Any]]:
         """Return the compiled loss and what it compares: logits if it can, or predictions."""
         outputs, kind = _by_head(logits), "logits"
         if isinstance(self.layers[-1], ACTIVATIONS):
@@ -183,7 +179,7 @@ class MultiHeadTraining:
             return loss, outputs
         return self.loss, {name: self._activation(each) for name, each in outputs.items()}
 
-    def _by_name(self, values: Any) -> dict[str, Any]:
+    def _by_name(self, values: Tensor | dict[str, Tensor] | None) -> dict[str, Any]:
         """Return labels or sample weights by name."""
         if not isinstance(values, dict):
             return {"head": values}
@@ -204,7 +200,7 @@ def _check_names(argument, names, known):
         )
 
 
-def _by_head(logits: Any) -> dict[str, Any]:
+def _by_head(logits: Tensor | dict[str, Tensor]) -> dict[str, Any]:
     return logits if isinstance(logits, dict) else {"head": logits}
 
 

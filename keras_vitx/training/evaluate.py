@@ -37,7 +37,7 @@ class LossPerImage(keras.metrics.Metric):
     As Keras's own loss, but for padding and for images that can't be read.
     """
 
-    def __init__(self, loss: Any):
+    def __init__(self, loss: keras.losses.Loss | Callable | str):
         super().__init__(name="loss_per_image", dtype="float32")
         self.loss = loss
         self.total = self.add_variable((), "zeros", name="total")
@@ -76,7 +76,7 @@ class Evaluator(keras.Model):
     def __init__(
         self,
         model: keras.Model,
-        loss: Any,
+        loss: keras.losses.Loss | Callable | str,
         metrics: Sequence[Any] = (),
         order: Sequence[int] | None = None,
         normalize: bool = False,
@@ -207,8 +207,7 @@ def evaluate(
     if order is None:
         names = names or (class_names if len(class_names or ()) == count else numbers)
     else:
-        others = order[len(class_names) :]
-        names = (*class_names, *((names or numbers)[index] for index in others))
+        names = (*class_names, *((names or numbers)[i] for i in order[len(class_names) :]))
     if restrict:
         rule = "`restrict` must be False without class names of both model and source."
         check(order is not None, rule, restrict)

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import keras
 import numpy as np
+from numpy.typing import ArrayLike
 
 from keras_vitx.losses import SigmoidCrossentropy, SmoothedCrossentropy
 from keras_vitx.outputs import Outputs
@@ -63,7 +64,7 @@ class Task:
         return self.loss(), {"loss": loss, "metrics": self.metrics()}
 
 
-def task_of(outputs: Outputs, labels: Any) -> Task:
+def task_of(outputs: Outputs, labels: ArrayLike) -> Task:
     """Return the task of a batch of labels; a ValueError if they don't fit the outputs."""
     labels, classes = np.asarray(labels), outputs.classes
     integral = labels.dtype.kind in "iub" or bool((labels == np.floor(labels)).all())

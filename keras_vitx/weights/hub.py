@@ -76,7 +76,7 @@ def _of_transformers(stated: dict[str, Any]) -> Preprocessing:
     return Preprocessing(mean, std, ratio, RESAMPLE[stated.get("resample", 2)])
 
 
-def _side(size: Any) -> int:
+def _side(size: object) -> int:
     return size.get("shortest_edge") or size["height"] if isinstance(size, dict) else size
 
 

@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Iterable
 from numbers import Real
-from typing import Any
 
 import numpy as np
 
@@ -48,7 +47,9 @@ def fraction_of(split: Split, fraction: float, seed: int) -> Split:
     return split.take(np.sort(np.concatenate([*drawn.values()])))
 
 
-def _draw(labels: np.ndarray, fraction: float, random: Any, keep: int = 0) -> dict[int, np.ndarray]:
+def _draw(
+    labels: np.ndarray, fraction: float, random: np.random.Generator, keep: int = 0
+) -> dict[int, np.ndarray]:
     """Return random indices of each class, at least one, but for `keep` of them."""
     if is_regression(labels):
         classes = np.zeros(len(labels), int)

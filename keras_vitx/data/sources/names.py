@@ -23,7 +23,7 @@ def split_of(name: str) -> str | None:
     return next((split for split, names in SPLITS.items() if name.lower() in names), None)
 
 
-def name_of(label: Any) -> str | None:
+def name_of(label: object) -> str | None:
     """Return a name as text in one form: a Mac writes "é" as two characters.
 
     None if it is missing (None, NaN, `<NA>` or empty), or neither text nor a number.
