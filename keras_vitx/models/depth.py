@@ -184,11 +184,8 @@ def _numbers(unit: Unit) -> list[tuple[keras.layers.Layer, str]]:
 
 @contextlib.contextmanager
 def _set(attributes: list, numbers: Sequence[Any]) -> Iterator[None]:
-    """Replace attributes, such as rates of stochastic depth, by tensors while a block is traced.
-
-    Layers read them at any depth: as arguments of `call`, all layers between would pass them on,
-    and as variables they would be in every file of weights.
-    """
+    # While a block is traced, numbers such as its rate of stochastic depth are tensors. Layers at
+    # any depth read them: arguments would pass through all others, variables be in every file.
     before = [getattr(layer, name) for layer, name in attributes]
     try:
         for (layer, name), number in zip(attributes, numbers, strict=True):
