@@ -14,6 +14,7 @@ from keras.src.utils import naming
 
 if keras.backend.backend() == "torch":
     import torch
+    from torch.optim.adamw import adamw
 
 
 def sublayers(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
@@ -89,72 +90,71 @@ def replace_seed_generator(
     layer._tracker.lock()
 
 
-class GlobalClipping:
-    """A Keras optimizer that clips the gradients of all replicas together.
+class AdamHooks:
+    """Hooks of Keras's AdamW and Muon, whose `update_step` decays; few kernels under PyTorch."""
 
-    Under TensorFlow, Keras clips them by replica, before the sum. Under PyTorch, its clipping and
-    its moving average launch thirteen kernels per variable; here, few serve all.
-    """
-
-    def _clip_gradients(self, grads):
-        if keras.backend.backend() == "tensorflow":
-            import tensorflow as tf
-
-            replica = tf.distribute.get_replica_context()
-            count = replica.num_replicas_in_sync if replica else 1
-            if count > 1 and (self.clipnorm or self.global_clipnorm or self.clipvalue):
-                sums = replica.all_reduce("SUM", list(grads))
-                return [one / count for one in super()._clip_gradients(sums)]
-        if keras.backend.backend() != "torch" or self.clipnorm or not self.global_clipnorm:
-            return super()._clip_gradients(grads)
-        norm, grads = self.global_clipnorm, list(grads)
-        total = torch.nn.utils.get_total_norm(grads)
-        # As in Keras, a norm that is not finite makes all gradients NaN.
-        factor = norm / total.clamp(min=norm) + (total - total)
-        return torch._foreach_mul(grads, factor)
-
-    def _apply_weight_decay(self, variables):
-        # Under PyTorch, Keras raises where none decays, as if only biases are trained.
-        if any(map(self._use_weight_decay, variables)):
-            super()._apply_weight_decay(variables)
-
-    def _update_model_variables_moving_average(self, trainable_variables):
-        if keras.backend.backend() != "torch" or not self.use_ema:
-            return super()._update_model_variables_moving_average(trainable_variables)
-        both = zip(self._model_variables_moving_average, trainable_variables, strict=True)
-        averages, values = zip(*((a.value, v.value) for a, v in both if a is not None), strict=True)
-        momentum = keras.ops.cast(self.iterations != 0, "float32") * self.ema_momentum
-        with torch.no_grad():
-            torch._foreach_mul_(averages, momentum)
-            torch._foreach_add_(averages, torch._foreach_mul(values, 1 - momentum))
-
-
-class RatePerVariable(GlobalClipping):
-    """A Keras optimizer of which `factor_and_decay` gives the factor and decay of a variable.
-
-    Under PyTorch, the variables of one factor are updated together if Keras's optimizer can.
-    """
+    def moments_of(self, variable):
+        """Return the index of a variable, or its copy in a replica, and its moments or None."""
+        index = self._get_variable_index(variable)
+        if isinstance(self, keras.optimizers.Adam):
+            return index, self._momentums[index], self._velocities[index]
+        return index, self.momentums[index], self.adam_velocities[index]
 
     def decays(self, variable: keras.Variable) -> bool:
         """Return whether `exclude_from_weight_decay` has left a variable."""
         return self._use_weight_decay(variable)
 
+    def averages_of(self, trainable_variables):
+        """Return variables and the moving averages that `use_ema` keeps of them."""
+        pairs = zip(trainable_variables, self._model_variables_moving_average, strict=True)
+        return [pair for pair in pairs if pair[1] is not None]
+
+    def _clip_gradients(self, grads):
+        if keras.backend.backend() == "tensorflow":
+            import tensorflow as tf
+
+            # Keras clips the gradients of each replica, before their sum.
+            replica = tf.distribute.get_replica_context()
+            count = replica.num_replicas_in_sync if replica else 1
+            if count > 1 and (self.clipnorm or self.global_clipnorm or self.clipvalue):
+                sums = replica.all_reduce("SUM", list(grads))
+                return [gradient / count for gradient in super()._clip_gradients(sums)]
+        if keras.backend.backend() != "torch" or not self.global_clipnorm:
+            return super()._clip_gradients(grads)
+        norm, total = self.global_clipnorm, torch.nn.utils.get_total_norm(list(grads))
+        # As in Keras, a norm that is not finite makes all gradients NaN.
+        return torch._foreach_mul(list(grads), norm / total.clamp(min=norm) + (total - total))
+
+    def _apply_weight_decay(self, variables):
+        """Leave it to `update_step`."""
+
     def _backend_update_step(self, grads, trainable_variables, learning_rate):
-        if not hasattr(self, "_parallel_update_step"):
+        if keras.backend.backend() != "torch":
             return super()._backend_update_step(grads, trainable_variables, learning_rate)
         groups = {}
         for gradient, variable in zip(grads, trainable_variables, strict=True):
-            factor, decay = self.factor_and_decay(id(variable), (1, 0))
-            groups.setdefault(factor, []).append((gradient, variable, decay))
-        for factor, group in groups.items():
-            gradients, variables, decays = map(list, zip(*group, strict=True))
-            rate = learning_rate * factor
-            if decayed := [v.value for v, decay in zip(variables, decays, strict=True) if decay]:
-                with torch.no_grad():
-                    torch._foreach_mul_(decayed, 1 - rate * max(decays))
-            super()._backend_update_step(gradients, variables, rate)
+            (index, mean, square), value = self.moments_of(variable), variable.value
+            if square is None or value.dtype is not torch.float32 or not value.is_contiguous():
+                self.update_step(gradient, variable, learning_rate)
+                continue
+            state = value, gradient.contiguous(), mean.value, square.value
+            groups.setdefault(self.factors_and_decays[index], []).append(state)
+        options = {"fused": True, "amsgrad": False, "maximize": False, "eps": self.epsilon}
+        options |= zip(("beta1", "beta2"), self.betas, strict=True)
+        for (factor, decay), group in groups.items():
+            rate = keras.ops.cast(learning_rate, "float32") * factor
+            # It increments the numbers of steps.
+            steps = list(keras.ops.cast(self.iterations, "float32").repeat(len(group)))
+            with torch.no_grad():
+                states = map(list, zip(*group, strict=True))
+                adamw(*states, [], steps, lr=rate, weight_decay=decay, **options)
 
-
-def functions_of_adam() -> tuple[Any, Any]:
-    """Return PyTorch's function by which Keras's Adam adds epsilon, and its form for tensors."""
-    return torch._foreach_add, torch.ops.aten._foreach_add.Tensor
+    def _update_model_variables_moving_average(self, trainable_variables):
+        momentum = keras.ops.cast(self.iterations != 0, "float32") * self.ema_momentum
+        pairs = self.averages_of(trainable_variables)
+        if keras.backend.backend() != "torch":
+            return self.move_averages(pairs, momentum)
+        values, averages = ([each.value for each in some] for some in zip(*pairs, strict=True))
+        with torch.no_grad():
+            torch._foreach_mul_(averages, momentum)
+            torch._foreach_add_(averages, torch._foreach_mul(values, 1 - momentum))

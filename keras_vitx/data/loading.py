@@ -5,10 +5,11 @@ import functools
 import itertools
 import logging
 import math
+import multiprocessing
 import os
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -23,13 +24,16 @@ from keras_vitx.data.sources.dataset import ArrayImages, Split
 from keras_vitx.pixels import packed
 from keras_vitx.preprocessing import ModelInput
 
-if is_worker():  # Worker processes unpickle loaders; without Keras they start in a second.
+if is_worker():  # It unpickles loaders without Keras, in a second, and ends with its parent.
     PyDataset = object
+    parent = multiprocessing.parent_process()
+    threading.Thread(target=lambda: parent.join() or os._exit(1), daemon=True).start()
 else:
     from keras.utils import PyDataset
 
 log = logging.getLogger(__name__)
 MAX_THREADS = 8  # More gain little because of Python's lock.
+Change = Callable[[int, tuple], tuple]
 IN_MEMORY_BYTES = 512 * 2**20
 """Maximum size of the cache of decoded images of a split."""
 
@@ -220,51 +224,36 @@ class ImageBatches(PyDataset):
 
     Images are normalized for a model or, with `pixels`, have the form of `keras_vitx.pixels`.
     Grain prefetches batches in threads or, with `workers`, in processes, which import the main
-    module; those of a loader with a seed, beyond the end of an epoch. Keras's workers are not used,
-    as they mix batches of two epochs.
+    module and end with this one; those of a loader with a seed, beyond the end of an epoch.
 
-    A full iteration starts the next epoch by `on_epoch_end`, as does Keras's `fit`, which also
-    calls it before the first epoch. To keep in step with Keras, call `set_epoch` in the
-    `on_epoch_begin` of a callback.
-
-    Attributes:
-        steps: Number of batches per epoch of a training, whatever the number of images; None for
-            one pass over them.
+    `kv.fit` reads `stream`. This is a `PyDataset` so that plain Keras takes it in `fit`, `evaluate`
+    and `predict`; its workers are not used, as they mix batches of two epochs. A full iteration
+    starts the next epoch by `on_epoch_end`, as does Keras's `fit`, also before the first epoch.
     """
 
-    def __init__(
-        self,
-        loader: Loader,
-        pixels: bool = False,
-        steps: int | None = None,
-        changes: Sequence[Callable[[int, tuple], tuple]] = (),
-    ):
+    def __init__(self, loader: Loader, pixels: bool = False, changes: Sequence[Change] = ()):
         super().__init__(workers=1)
-        self.loader, self.pixels, self.steps, self.changes = loader, pixels, steps, tuple(changes)
+        self.loader, self.pixels, self.changes = loader, pixels, tuple(changes)
         self.epoch = 0
-        self._lock, self._recent, self._next = threading.Lock(), {}, -1
-        self._iterators: list[Any] = []
+        self._recent, self._next = {}, -1
+        self._streams: list[Iterator[tuple]] = []
         # Also when the program ends, or processes would leave shared memory behind.
-        weakref.finalize(self, _close, self._iterators)
+        weakref.finalize(self, _close, self._streams)
 
     def replace(self, **options: Any) -> "ImageBatches":
-        """Return these batches with other options of the loader, `pixels`, `steps` or `changes`.
+        """Return these batches with other options of the loader.
 
         With `pad=True`, the last batch of an evaluation is filled with black images, and batches
         have weights `(batch,)`, 0 for padding: `keras.distribution` splits batches evenly.
         """
-        own = {name: getattr(self, name) for name in ("pixels", "steps", "changes")}
-        own |= {name: options.pop(name) for name in own.keys() & options.keys()}
-        # What is decoded stays, unless it may become something else.
-        loader = dataclasses.replace(self.loader, **options) if options else self.loader
-        return type(self)(loader, **own)
+        return type(self)(dataclasses.replace(self.loader, **options), self.pixels, self.changes)
 
-    def map(self, change: Callable[[int, tuple], tuple]) -> "ImageBatches":
+    def map(self, change: Change) -> "ImageBatches":
         """Return these batches changed by a function of the index and the batch.
 
         It is called in the thread that reads them, so it may call a model.
         """
-        return self.replace(changes=(*self.changes, change))
+        return type(self)(self.loader, self.pixels, (*self.changes, change))
 
     @property
     def split(self) -> Split:
@@ -280,7 +269,7 @@ class ImageBatches(PyDataset):
         return self.loader.unreadable
 
     def __len__(self) -> int:
-        return self.steps or len(self.loader)
+        return len(self.loader)
 
     def dataset(self) -> Any:
         """Return a `grain.MapDataset` of batches i of epochs e, element `e * len(self) + i`."""
@@ -296,44 +285,39 @@ class ImageBatches(PyDataset):
             raise IndexError(f"batch {index} of {len(self)}")
         # Batches of an evaluation are the same in each epoch.
         step = index if self.loader.seed is None else self.epoch * len(self) + index
-        with self._lock:
-            if step not in self._recent:
-                batch = self._read(step)
-                for change in self.changes:
-                    batch = change(index, batch)
-                # Keras reads the first two batches once before it begins.
-                self._recent = {**dict([*self._recent.items()][-1:]), step: batch}
-            return self._recent[step]
+        if step not in self._recent:
+            # Keras reads the first two batches once before it begins.
+            self._recent = {**dict([*self._recent.items()][-1:]), step: self._read(step)}
+        return self._recent[step]
 
     def _read(self, step: int) -> tuple:
-        """Return the batch of a step, from the iterator if it follows the last step."""
+        """Return the batch of a step, from a stream if it follows the last step."""
         follows, self._next = self._next == step, step + 1
         if not follows:
-            _close(self._iterators)
-            return self.dataset()[step]
-        if not self._iterators:
-            self._iterators.append(self._prefetch(step))
-            if self.loader.workers:  # They start with the first batch.
-                os.environ[WORKER] = "1"
-        try:
-            return next(self._iterators[0])
-        finally:
-            os.environ.pop(WORKER, None)
+            _close(self._streams)
+            return _changed(self.changes, step % len(self), self.dataset()[step])
+        if not self._streams:
+            self._streams.append(self.stream(step))
+        return next(self._streams[0])
 
-    def _prefetch(self, step: int) -> Any:
-        """Return an iterator of batches from a step on, in threads or processes."""
+    def stream(self, step: int = 0) -> Iterator[tuple]:
+        """Return a generator of batches from a step on, counted from the first epoch on.
+
+        It has no end, or that of an evaluation. Close it, or processes stay.
+        """
         from absl import flags
         from grain import MultiprocessingOptions, ReadOptions
 
         rest = slice(step, len(self) if self.loader.seed is None else None)
-        if not self.loader.workers:
+        if not (workers := self.loader.workers):
             threads = min(os.cpu_count() or 1, MAX_THREADS)
-            return iter(self.dataset()[rest].to_iter_dataset(ReadOptions(threads, threads)))
-        flags.FLAGS.is_parsed() or flags.FLAGS.mark_as_parsed()  # Grain's processes read flags.
-        options = MultiprocessingOptions(self.loader.workers, per_worker_buffer_size=2)
-        batches = self.loader.dataset()[rest].to_iter_dataset(ReadOptions(1, 1))
-        batches = batches.mp_prefetch(options).map(lambda batch: Batch(*map(_own, batch)))
-        return iter(self._finished(batches))
+            batches = self.dataset()[rest].to_iter_dataset(ReadOptions(threads, threads))
+        else:
+            flags.FLAGS.is_parsed() or flags.FLAGS.mark_as_parsed()  # Grain's processes read flags.
+            batches = self.loader.dataset()[rest].to_iter_dataset(ReadOptions(1, 1))
+            batches = batches.mp_prefetch(MultiprocessingOptions(workers, per_worker_buffer_size=2))
+            batches = self._finished(batches.map(lambda batch: Batch(*map(_own, batch))))
+        return _read(iter(batches), workers, self.changes, step, len(self))
 
     def __iter__(self):
         for index in range(len(self)):
@@ -352,9 +336,27 @@ class ImageBatches(PyDataset):
         return [self.split.id(self.loader.position(first + i)) for i in range(self.batch_size)]
 
 
-def _close(iterators: list[Any]) -> None:
-    while iterators:
-        iterators.pop().close()
+def _read(iterator, workers, changes, first, steps):
+    try:
+        if workers:  # They start with the first batch.
+            os.environ[WORKER] = "1"
+        for step, batch in enumerate(iterator, first):
+            os.environ.pop(WORKER, None)
+            yield _changed(changes, step % steps, batch)
+    finally:
+        os.environ.pop(WORKER, None)
+        iterator.close()
+
+
+def _changed(changes, index, batch):
+    for change in changes:
+        batch = change(index, batch)
+    return batch
+
+
+def _close(streams):
+    while streams:
+        streams.pop().close()
 
 
 def _own(value: Any) -> Any:

@@ -82,6 +82,10 @@ class MultiHeadTraining:
         # Before Keras compares the names of inputs.
         return super().__call__(unpacked(inputs), *args, **kwargs)
 
+    def make_train_function(self, force=False):
+        self.optimizer.built or self.optimizer.build(self.trainable_variables)  # Not in a trace.
+        return super().make_train_function(force)
+
     def train_step(self, *args):
         """Run a step of `fit` or `train_on_batch`, whose losses get logits.
 
@@ -91,8 +95,6 @@ class MultiHeadTraining:
         # The batch is the last argument; under JAX, the state comes before it.
         *state, batch = args
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
-        if not self.optimizer.built:  # Averages begin with the statistics before the step.
-            self.optimizer.build(self.trainable_variables)
         x = unpacked(x)
         if self._has_own_methods():
             x = StepImages(keras.tree.flatten(x)[0])

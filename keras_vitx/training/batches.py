@@ -1,24 +1,16 @@
 """Batches of any source: their labels, their number, and steps that change them."""
 
+import contextlib
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Protocol, runtime_checkable
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import keras
 import numpy as np
 
 from keras_vitx.checks import check
-from keras_vitx.data.loading import ImageBatches
-
-Change = Callable[[int, tuple], tuple]
-"""A function of the index and the batch, (images, labels) or (images, labels, weights)."""
-
-
-@runtime_checkable
-class ByEpoch(Protocol):
-    """Batches that depend on the number of the epoch."""
-
-    def set_epoch(self, epoch: int) -> None: ...
+from keras_vitx.data.loading import Change, ImageBatches
 
 
 def labels_and_size(batches: Any) -> tuple[np.ndarray, int]:
@@ -55,16 +47,6 @@ def length_of(batches: Any) -> int | None:
     return None if length == sys.maxsize else length  # The length of endless Grain datasets.
 
 
-def steps_of(batches: Any, steps_per_epoch: int | None = None) -> int:
-    """Return the number of batches per epoch; a ValueError if it is unknown, or too small."""
-    length = length_of(batches)
-    steps = length if steps_per_epoch is None else steps_per_epoch
-    check(steps is not None, "`steps_per_epoch` must be set for batches of unknown number.", steps)
-    rule = f"`steps_per_epoch` must be at most the {length} batches of an epoch."
-    check(length is None or steps <= length, rule, steps)
-    return steps
-
-
 def map_batches(batches: Iterable, change: Change) -> keras.utils.PyDataset:
     """Return batches changed by a function, which is called in the thread that reads them."""
     known = isinstance(batches, (ImageBatches, UserBatches))
@@ -95,6 +77,9 @@ class UserBatches(keras.utils.PyDataset):
         super().__init__()
         self.batches, self.changes, self.iterator = batches, tuple(changes), iter(())
         self.is_indexed = isinstance(batches, keras.utils.PyDataset)
+        if self.is_indexed:
+            self.on_epoch_begin = batches.on_epoch_begin
+            self.on_epoch_end = batches.on_epoch_end
 
     def map(self, change: Change) -> "UserBatches":
         return UserBatches(self.batches, (*self.changes, change))
@@ -128,18 +113,6 @@ class UserBatches(keras.utils.PyDataset):
         self.iterator = iter(self.batches)
         return next(self.iterator)
 
-    def set_epoch(self, epoch: int) -> None:
-        if isinstance(self.batches, ByEpoch):
-            self.batches.set_epoch(epoch)
-
-    def on_epoch_begin(self) -> None:
-        if self.is_indexed:
-            self.batches.on_epoch_begin()
-
-    def on_epoch_end(self) -> None:
-        if self.is_indexed:
-            self.batches.on_epoch_end()
-
 
 def reads_in_turn(batches: Iterable) -> bool:
     """Return whether batches have no index, by which Keras reads the first two of them twice."""
@@ -152,6 +125,22 @@ def one_pass(batches: Iterable) -> Iterable[tuple]:
     if not reads_in_turn(batches):
         return batches
     return iter(batches if isinstance(batches, UserBatches) else UserBatches(batches))
+
+
+@contextlib.contextmanager
+def stream_of(batches: Iterable, steps: int, start: int) -> Iterator[Any]:
+    """Give what `model.fit` reads: endless batches, or a `PyDataset` that Keras begins again."""
+    if not isinstance(batches, ImageBatches):
+        is_epoch = not reads_in_turn(batches) and length_of(batches) == steps
+        yield batches if is_epoch else without_end(batches)
+        return
+    stream = batches.stream(start)
+    try:
+        yield stream
+    finally:
+        while stream.gi_running:  # Under TensorFlow, a thread reads the next batch.
+            time.sleep(0.01)
+        stream.close()
 
 
 def without_end(batches: Iterable) -> Iterator[tuple]:

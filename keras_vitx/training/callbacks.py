@@ -13,7 +13,6 @@ import numpy as np
 from keras_vitx.files import atomic_write
 from keras_vitx.keras_internals import compile_arguments
 from keras_vitx.layers.base import optimizer_of
-from keras_vitx.training.batches import ByEpoch
 from keras_vitx.training.devices import is_chief, single_process
 from keras_vitx.training.recipe import Recipe
 from keras_vitx.training.restart import (
@@ -94,18 +93,6 @@ class StopAtNonFinite(keras.callbacks.Callback):
                 "that no class has? Else try a lower `learning_rate`, `clip_norm=1.0`, or "
                 "`precision='float32'`."
             )
-
-
-class SetEpoch(keras.callbacks.Callback):
-    """Tell batches the number of each epoch, if they ask for it."""
-
-    def __init__(self, *batches: Any):
-        super().__init__()
-        self.batches = [each for each in batches if isinstance(each, ByEpoch)]
-
-    def on_epoch_begin(self, epoch, logs=None):
-        for each in self.batches:
-            each.set_epoch(epoch)
 
 
 class Validate(keras.callbacks.Callback):

@@ -8,11 +8,10 @@ import keras
 
 from keras_vitx.outputs import is_chain
 from keras_vitx.training import recipes
-from keras_vitx.training.batches import reads_in_turn, without_end
+from keras_vitx.training.batches import stream_of
 from keras_vitx.training.callbacks import (
     AverageWeights,
     BestEpoch,
-    SetEpoch,
     StopAtNonFinite,
     Validate,
     verbosity,
@@ -107,13 +106,10 @@ def fit(
     if distillation is not None:
         train = distillation.batches(train, model)
     train = copy_to_gpu(train)
-    # Keras begins a `PyDataset` again in each epoch, and loses the updates after its end.
-    is_epoch = isinstance(train, keras.utils.PyDataset) and data.steps_per_epoch is None
-    stream = train if is_epoch and not reads_in_turn(train) else without_end(train)
     evaluator = compile_model(classifier, recipe, data.steps, loss, of_task, distillation)
     check_rates(model, callbacks)
 
-    first = [Replicate(), SetEpoch(data.train, train), AverageWeights(), StopAtNonFinite()]
+    first = [Replicate(), AverageWeights(), StopAtNonFinite()]
     if data.validation is not None:
         first.append(Validate(lambda: evaluator.measure(data.validation)))
     best = BestEpoch(model, output and output / f"{recipe.result}.keras", recipe)
@@ -126,7 +122,7 @@ def fit(
         write_run(output, record)
         if verbosity():
             print(f"Epochs from {initial_epoch + 1} on go to {output}.", flush=True)
-    with best:
+    with best, stream_of(train, data.steps, initial_epoch * data.steps) as stream:
         history = model.fit(
             stream,
             epochs=recipe.all_epochs,

@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 import logging
+import operator
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,11 +12,10 @@ import keras
 from keras import ops
 
 from keras_vitx.checks import check
-from keras_vitx.keras_internals import RatePerVariable, sublayers
+from keras_vitx.keras_internals import AdamHooks, sublayers
 from keras_vitx.layers.base import optimizer_of
 from keras_vitx.layers.block import Block
 from keras_vitx.outputs import layers_of
-from keras_vitx.training.devices import copies_of
 from keras_vitx.training.recipe import Recipe
 
 log = logging.getLogger(__name__)
@@ -155,11 +155,17 @@ class WarmupCosine(keras.optimizers.schedules.LearningRateSchedule):
         return dataclasses.asdict(self)
 
 
-# Under PyTorch, Keras has another class, which updates all variables at once.
-_AdamW = type(keras.optimizers.AdamW.__new__(keras.optimizers.AdamW))
+def adamw(value, mean, square, gradient, rate, decay, step, beta_1, beta_2, epsilon):
+    """Return a variable and its moments after an update, as the equation of `AdamW` says."""
+    value, gradient = ops.cast(value, mean.dtype), ops.cast(gradient, mean.dtype)
+    mean = beta_1 * mean + (1 - beta_1) * gradient
+    square = beta_2 * square + (1 - beta_2) * gradient**2
+    deviation = ops.sqrt(square / (1 - beta_2**step)) + epsilon
+    update = mean / (1 - beta_1**step) / deviation
+    return value - rate * (update + decay * value), mean, square
 
 
-class _Released(RatePerVariable):
+class _Released(AdamHooks):
     """What released trainers do and Keras does not: see `AdamW`.
 
     The moving average of a `Chain` has the statistics of batch normalization, too.
@@ -176,37 +182,26 @@ class _Released(RatePerVariable):
         rate_factors: Sequence[float] | None = None,
         **kwargs: Any,
     ):
+        is_ours = not kwargs.get("amsgrad") and kwargs.get("adam_lr_ratio", 1) == 1
+        check(is_ours, "`amsgrad` must be False, and `adam_lr_ratio` 1.", kwargs)
         super().__init__(learning_rate=learning_rate, weight_decay=weight_decay, **kwargs)
         self.rate_factors = rate_factors and tuple(rate_factors)
 
-    @property
-    def epsilon(self):
-        r"""The epsilon of Keras's $\sqrt v + \epsilon$ that is PyTorch's of $\sqrt{\hat v}$."""
-        beta_2 = self.beta_2 if isinstance(self, AdamW) else self.adam_beta_2
-        return self._epsilon * ops.sqrt(1 - beta_2 ** ops.cast(self.iterations + 1, "float32"))
-
-    @epsilon.setter
-    def epsilon(self, value):
-        self._epsilon = value
+    def add_variable(self, shape, initializer="zeros", dtype=None, *args, **kwargs):
+        # In bfloat16, a beta of 0.999 is 1.
+        dtype = "float32" if dtype in ("float16", "bfloat16") else dtype
+        return super().add_variable(shape, initializer, dtype, *args, **kwargs)
 
     def build(self, variables):
         if self.built:
             return
-        factors = self.rate_factors or (1,) * len(variables)
+        factors = self.rate_factors or (1.0,) * len(variables)
         rule = f"`rate_factors` must have one factor per trainable variable, {len(variables)}."
         check(len(factors) == len(variables), rule, len(factors))
-        # Keras decays by the common rate; variables with a factor are decayed in `update_step`.
-        pairs = list(zip(variables, factors, strict=True))
-        decayed = {id(v) for v in variables if is_decayed(v) and self.decays(v)}
-        self.exclude_from_weight_decay([v for v, f in pairs if f != 1 or id(v) not in decayed])
-        factor_and_decay = {
-            id(copy): (factor, self.weight_decay if id(variable) in decayed else 0)
-            for variable, factor in pairs
-            if factor != 1
-            for copy in copies_of(variable)
-        }
-        self.factor_and_decay = factor_and_decay.get  # Keras would track a dictionary.
         super().build(variables)
+        decays = [is_decayed(v) and self.decays(v) for v in variables]
+        decays = [self.weight_decay if decay else 0.0 for decay in decays]
+        self.factors_and_decays = tuple(zip(factors, decays, strict=True))
         # Means, as replicas of TensorFlow differ; copies, as JAX donates arrays.
         self.averages = [
             self.add_variable(v.shape, lambda *_, v=v, **__: ops.copy(v), v.dtype, "mean")
@@ -214,47 +209,69 @@ class _Released(RatePerVariable):
         ]
 
     def update_step(self, gradient, variable, learning_rate):
-        factor, decay = self.factor_and_decay(id(variable), (1, 0))
-        if factor != 1:
-            learning_rate = learning_rate * factor
-        if decay:
-            variable.assign(variable * (1 - learning_rate * decay))
-        super().update_step(gradient, variable, learning_rate)
+        index, *moments = self.moments_of(variable)
+        factor, decay = self.factors_and_decays[index]
+        rate = ops.cast(learning_rate, "float32") * factor
+        if moments[1] is None:
+            self.assign(variable, variable * (1 - rate * decay))
+            return super().update_step(gradient, variable, rate)
+        step = ops.cast(self.iterations + 1, "float32")
+        values = map(ops.convert_to_tensor, (variable, *moments))
+        values = adamw(*values, gradient, rate, decay, step, *self.betas, self.epsilon)
+        for each, value in zip((variable, *moments), values, strict=True):
+            self.assign(each, value)
+
+    def move_averages(self, pairs, momentum):
+        """Move averages toward the values of their variables."""
+        for variable, average in pairs:
+            value = ops.cast(variable, average.dtype)
+            average.assign(momentum * average + (1 - momentum) * value)
 
     def average_statistics(self):
         """Update the averages of the statistics, after a step."""
-        for variable, average in zip(self.statistics(), self.averages, strict=True):
-            average.assign(self.ema_momentum * average + (1 - self.ema_momentum) * variable)
+        self.move_averages(zip(self.statistics(), self.averages, strict=True), self.ema_momentum)
 
     def finalize_variable_values(self, var_list):
-        super().finalize_variable_values(var_list)
-        variables, values = [*var_list, *self.statistics()], [*var_list, *self.averages]
-        for variable, value in zip(variables, values, strict=True):
-            variable.assign(ops.copy(value))
+        if self.use_ema:
+            statistics = zip(self.statistics(), self.averages, strict=True)
+            for variable, average in [*self.averages_of(var_list), *statistics]:
+                variable.assign(ops.copy(average))
 
     def get_config(self) -> dict[str, Any]:
         factors = self.rate_factors
-        own = {"epsilon": self._epsilon, "rate_factors": factors and list(factors)}
-        return {**super().get_config(), **own}
+        return {**super().get_config(), "rate_factors": factors and list(factors)}
 
 
 @keras.saving.register_keras_serializable(package="keras_vitx")
-class AdamW(_Released, _AdamW):
-    """AdamW with PyTorch's epsilon, weight decay of kernels only, and a rate per variable.
+class AdamW(_Released, keras.optimizers.AdamW):
+    r"""AdamW with PyTorch's epsilon, weight decay of kernels only, and a rate per variable.
 
-    Saved files keep these settings, unlike Keras's `exclude_from_weight_decay`.
+    For a variable $w$ with gradient $g$ at update $t$, at learning rate $\eta$ and weight decay
+    $\lambda$, each times the variable's factor of the rate (Loshchilov and Hutter 2019):
+
+    $$m \leftarrow \beta_1 m + (1 - \beta_1)\,g, \qquad
+    v \leftarrow \beta_2 v + (1 - \beta_2)\,g^2,$$
+
+    $$w \leftarrow (1 - \eta\lambda)\,w
+    - \eta\,\frac{m / (1 - \beta_1^t)}{\sqrt{v / (1 - \beta_2^t)} + \epsilon}.$$
+
+    (Keras's $\epsilon$ is larger by $1 / \sqrt{1 - \beta_2^t}$.) The moments and the moving average
+    of a variable in half precision are float32. Saved files keep these settings, unlike Keras's
+    `exclude_from_weight_decay`.
 
     Args:
         learning_rate: As in Keras.
         weight_decay: Decoupled weight decay. It does not apply to biases, norms, LayerScale, tokens
             and position embeddings.
-        rate_factors: Factor of learning rate and decay of each of `model.trainable_variables`;
-            None is 1 for all.
+        rate_factors: Factor of the learning rate of each of `model.trainable_variables`; None is 1
+            for all.
         **kwargs: As in `keras.optimizers.AdamW`.
 
     Raises:
         ValueError: when built with another number of variables.
     """
+
+    betas = property(operator.attrgetter("beta_1", "beta_2"))
 
 
 def has_muon() -> bool:
@@ -289,6 +306,8 @@ class Muon(_Released, keras.optimizers.Muon):
         ValueError: when built with another number of variables.
         ImportError: if Keras is older than 3.13, whose Muon has another update.
     """
+
+    betas = property(operator.attrgetter("adam_beta_1", "adam_beta_2"))
 
     def __init__(
         self,

@@ -59,6 +59,7 @@ class Restart(keras.callbacks.History):
         self.stateful = [each for each in callbacks if isinstance(each, HasState)]
         self.state = read_state(self.path) if self.path.exists() else None
         self.initial_epoch = self.state["epochs"] if self.state else 0
+        self.random: dict[str, Any] | None = None
 
     def on_train_begin(self, logs=None):
         super().on_train_begin(logs)
@@ -67,10 +68,17 @@ class Restart(keras.callbacks.History):
                 self.model.optimizer.build(self.model.trainable_variables)
             assign_values(self._variables(), self.state["arrays"])
             set_random_states(self.state["random"])
+            self.random = self.state["random"]
             self.epoch, self.history = self.state["history"]
             for callback, state in zip(self.stateful, self.state["callbacks"], strict=True):
                 callback.set_state(state)
             self.state = None
+
+    def on_train_batch_begin(self, batch, logs=None):
+        # Under PyTorch, Keras draws a number where it opens the batches, in a process once.
+        if self.random is not None and is_chief():
+            set_random_states(self.random)
+        self.random = None
 
     def on_epoch_end(self, epoch, logs=None):
         super().on_epoch_end(epoch, logs)

@@ -16,7 +16,7 @@ from keras_vitx.data.loading import ImageBatches, Loader
 from keras_vitx.data.sources.names import names_of
 from keras_vitx.preprocessing import ModelInput
 from keras_vitx.text import shortened
-from keras_vitx.training.batches import labels_and_size, map_batches, steps_of, weigh
+from keras_vitx.training.batches import labels_and_size, length_of, map_batches, weigh
 from keras_vitx.training.classifier import Classifier
 from keras_vitx.training.devices import check_batch, in_use
 from keras_vitx.training.recipe import Recipe
@@ -35,7 +35,6 @@ class TrainingData(NamedTuple):
         validation: Batches that select the best epoch, or None.
         test: Batches for the end of the training, or None.
         steps: Number of training batches per epoch.
-        steps_per_epoch: That of `model.fit`; None for batches that end after `steps` themselves.
         task: The task, from the outputs of the model and the labels; None without `outputs`.
         class_names: Label i means `class_names[i]`; None if there are no class names.
         class_weight: Weight of each label in the loss of several labels per image, or None; those
@@ -48,7 +47,6 @@ class TrainingData(NamedTuple):
     validation: Any
     test: Any
     steps: int
-    steps_per_epoch: int | None
     task: Task | None
     class_names: tuple[str, ...] | None
     class_weight: tuple[float, ...] | None
@@ -100,10 +98,8 @@ def open_data(
     fits = len(names) in (0, classes) or classes == 1 or are_numbers(names)
     rule = f"`model` must have classes={len(names)} for the classes {shortened(names)}."
     check(fits, rule, classes)
-    train, steps_per_epoch = batches.train, recipe.steps_per_epoch
-    if isinstance(train, ImageBatches):
-        train, steps_per_epoch = train.replace(steps=steps_per_epoch), None
-    steps = steps_of(train, steps_per_epoch)
+    train, steps = batches.train, recipe.steps_per_epoch or length_of(batches.train)
+    check(steps is not None, "`steps_per_epoch` must be set for batches of unknown number.", steps)
     labels, size = labels_and_size(train)
     check_batch(size, in_use())
     size *= recipe.accumulate_steps
@@ -133,9 +129,8 @@ def open_data(
             train = map_batches(train, functools.partial(weigh, np.array(weights, "float32")))
             weights = None
     return TrainingData(
-        recipe, train, validation, test, steps, steps_per_epoch, task, batches.class_names,
-        weights, held_out,
-    )  # fmt: skip
+        recipe, train, validation, test, steps, task, batches.class_names, weights, held_out
+    )
 
 
 def weights_by_label(

@@ -91,8 +91,9 @@ def test_processes_and_threads_make_the_same_batches(pets):
             assert {type(array) for array in processes[index]} == {np.ndarray}
             assert_equal(processes[index], made(plain, epoch, index))
     assert processes.unreadable == plain.unreadable and len(plain.unreadable) == 1
-    for step, batch in enumerate(islice(plain.dataset()[3:], 4), start=3):
-        assert_equal(batch, made(plain, *divmod(step, len(plain))))
+    for steps in (plain.dataset()[3:], plain.stream(3)):
+        for step, batch in enumerate(islice(steps, 4), start=3):
+            assert_equal(batch, made(plain, *divmod(step, len(plain))))
 
 
 @backend_free

@@ -99,7 +99,6 @@ ERRORS = {
         "`patience` must be None": lambda: fit(TRAIN, recipe=MINE, result="last", patience=2),
         "`class_weight` ...'up'": lambda tmp_path: fit_named(tmp_path, class_weight={"up": 1.0}),
         "`class_weight` ... Received: 2": lambda tmp_path: fit_named(tmp_path, class_weight={2: 1}),
-        "`steps_per_epoch` must be at most the 3 batches": lambda: fit(OWN, steps_per_epoch=9),
         "`fraction` ... your own batches. ...'fraction': 0.5": lambda: fit(OWN, fraction=0.5),
         "`model` must have a trainable variable": lambda: fit(TRAIN, frozen()),
         "`callbacks` must not set ...ReduceLROnPlateau": lambda: fit(
@@ -144,6 +143,7 @@ ERRORS = {
         "`remat`": lambda: training.apply_settings(small(), Recipe("mine", remat=True)),
         "'float64'": lambda: training.set_precision(small(), "float64"),
         "`accumulate_steps` must divide batch_size=64": lambda: MINE.replace(accumulate_steps=3),
+        "`amsgrad` must be False, and ... True": lambda: training.AdamW(amsgrad=True),
         "`rate_factors` must have one factor per ... 2": lambda: training.AdamW(
             rate_factors=(1.0, 0.5, 0.5)
         ).build(small().trainable_variables),

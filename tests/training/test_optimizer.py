@@ -243,6 +243,25 @@ def test_nothing_that_decays(changes):
     assert all((array(v.value) < old).all() for v, old in zip(biases, before, strict=True))
 
 
+def test_variables_in_half_precision_train():
+    """As those in float32; Keras's stand still in bfloat16, where a beta of 0.999 is 1."""
+    x, y = numbers((16, 2)), numbers((16, 1), seed=1)
+    losses = []
+    for policy in ("mixed_bfloat16", "bfloat16"):
+        with precision(policy):
+            model = two_layers()
+        recipe = BASE.replace(learning_rate=0.02, warmup_epochs=0, ema=0.99)
+        model.compile(make_optimizer(model, recipe, 100), "mse")
+        losses.append([model.evaluate(x, y, verbose=0)])
+        for _ in range(200):
+            model.train_on_batch(x, y)
+        losses[-1].append(model.evaluate(x, y, verbose=0))
+        with averaged(model):
+            losses[-1].append(model.evaluate(x, y, verbose=0))
+    assert losses[1] == pytest.approx(losses[0], rel=0.05)
+    assert max(losses[0][1:]) < 0.9 * losses[0][0]
+
+
 @pytest.mark.parametrize("factors", (None, (0.5, 0.5, 1.0, 1.0)))
 @pytest.mark.parametrize("by", ("var_list", "var_names"))
 def test_what_the_user_excludes_does_not_decay(by, factors):

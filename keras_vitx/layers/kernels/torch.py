@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from keras_vitx.keras_internals import autocast, functions_of_adam, remat_mode, tensor_of
+from keras_vitx.keras_internals import autocast, remat_mode, tensor_of
 from keras_vitx.layers import ops
 
 # The plain forms: `ops` replaces its functions only after this module is imported.
@@ -17,7 +17,6 @@ _plain_call, _plain_drop_path_mask = ops.call, ops.drop_path_mask
 _plain_convolve_maps, _plain_rotate = ops.convolve_maps, ops.rotate
 _compiled, COMPILES_BLOCKS = functools.cache(torch.compile), True
 
-ADD_TO_ALL, ADD_TENSOR_TO_ALL = functions_of_adam()
 BYTES_OF_MAPS = 4_000_000  # Of the images that attention takes at a time: about a core's cache.
 HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 HOOKS_OF_ALL = [vars(torch.nn.modules.module)[f"_global{name}"] for name in HOOKS]
@@ -293,9 +292,6 @@ class _ScalarsOnDevice(torch.overrides.TorchFunctionMode):
         copies = function is torch.as_tensor and isinstance(args[0], host) and "dtype" in kwargs
         if copies and np.size(args[0]) == 1:
             return torch.full(np.shape(args[0]), np.asarray(args[0]).item(), **kwargs)
-        if function is ADD_TO_ALL and isinstance(args[1], torch.Tensor):
-            # Of AdamW's epsilon, which PyTorch would read to the host.
-            return ADD_TENSOR_TO_ALL(*args)
         return function(*args, **kwargs)
 
 
