@@ -3,7 +3,7 @@
 from math import pi
 from typing import Literal
 
-from keras_vitx.checks import check_argument
+from keras_vitx.checks import check, check_argument
 from keras_vitx.layers import ops
 from keras_vitx.layers.base import Layer, register
 from keras_vitx.layers.initializers import Uniform
@@ -63,6 +63,7 @@ class RotaryEmbedding(Layer):
 
     def build(self, input_shape):
         (_, _, heads, self.size), _ = input_shape
+        check(self.size % 4 == 0, "`head_size` must be a multiple of 4 to be rotated.", self.size)
         if self.learned:
             shape = (2, heads, self.size // 2)
             self.freqs = self.add_weight(shape, self.turned, autocast=False, name="freqs")

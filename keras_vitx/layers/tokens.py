@@ -239,14 +239,15 @@ class RegisterTokens(ClassToken):
 class TokenPooling(Layer):
     """One vector per image, from its tokens.
 
-    Input: `(batch, prefix tokens + patches, dim)`. Output: `(batch, dim)`.
+    Input: `(batch, prefix tokens + patches, dim)`. Output: `(batch, dim)`, or twice as wide.
 
     Args:
-        pooling: `"token"`, the class token; `"avg"` or `"max"`, the mean or maximum of the patches.
+        pooling: `"token"`, the class token; `"avg"` or `"max"`, the mean or maximum of the patches;
+            `"token_avg"`, token and mean, side by side (DINOv2).
         num_prefix_tokens: Number of leading tokens that are not patches.
     """
 
-    poolings = ("token", "avg", "max")
+    poolings = ("token", "avg", "max", "token_avg")
 
     def __init__(self, pooling: str = "token", num_prefix_tokens: int = 1, **kwargs):
         super().__init__(**kwargs)
@@ -257,8 +258,9 @@ class TokenPooling(Layer):
     def call(self, x):
         if self.pooling == "token":
             return x[:, 0]
-        reduce = ops.mean if self.pooling == "avg" else ops.max
-        return reduce(x[:, self.num_prefix_tokens :], axis=1)
+        reduce = ops.max if self.pooling == "max" else ops.mean
+        y = reduce(x[:, self.num_prefix_tokens :], axis=1)
+        return ops.concatenate([x[:, 0], y], axis=-1) if self.pooling == "token_avg" else y
 
 
 @register
@@ -279,8 +281,7 @@ class AttentionPooling(Attention):
 
     def __init__(self, num_heads: int, mlp: keras.layers.Layer, epsilon: float = 1e-6, **kwargs):
         super().__init__(num_heads, **kwargs)
-        self.mlp = mlp
-        self.epsilon = epsilon
+        self.mlp, self.epsilon = mlp, epsilon
         mlp.name = "mlp"
         norm = {"epsilon": epsilon, "dtype": self.dtype_policy, "name": "norm"}
         self.norm = keras.layers.LayerNormalization(**norm)

@@ -73,8 +73,8 @@ class ModelArguments:
             `.weights.h5` or `.keras` file.
         input_shape: Image shape, `(height, width, channels)`, with sides that are multiples
             of the patch size. None means that of the checkpoint, or else of the size.
-        pooling: `"token"` (the class token), `"avg"` or `"max"` (over the patches), or
-            `"attention"` (SigLIP). Under a classifier, None means what the network was trained with.
+        pooling: `"token"` (the class token), `"avg"` or `"max"` (over the patches), `"token_avg"`
+            (both, side by side) or `"attention"` (SigLIP). Under a classifier, None means what the network was trained with.
         classes: Number of classes. If it is not given, it is that of the checkpoint. If it differs
             from the checkpoint's, all weights except the classifier's are loaded.
         classifier_activation: Activation of the classifier, a name, a function or a layer, which is
@@ -120,7 +120,7 @@ class ModelArguments:
     @property
     def pools_patches(self) -> bool:
         """Whether the output is pooled over the patches rather than read from a class token."""
-        return self.pooling not in (None, "token")
+        return self.pooling not in (None, "token", "token_avg")
 
     def grid(self, patch_size: int, stride: int | None = None) -> tuple[int, int]:
         """Return the number of rows and columns of patches; see `layers.tokens.patch_grid`."""
@@ -232,7 +232,8 @@ class ModelArguments:
             ValueError: if `pooling` is what the network does not have, or over patches and the
                 classifier reads several tokens.
         """
-        lacks = {"token": num_class_tokens == 0, "attention": attention_pooling is None}
+        lacks = dict.fromkeys(("token", "token_avg"), num_class_tokens == 0)
+        lacks["attention"] = attention_pooling is None
         rule = f"`pooling` must be 'avg' or 'max': there is no pooling by {self.pooling}."
         check(not lacks.get(self.pooling), rule, self.pooling)
         activation = [] if self.classifier_activation is None else [self.classifier_activation]
@@ -242,7 +243,7 @@ class ModelArguments:
             ]
         if self.include_top and (num_class_tokens == 2 or dense_head):
             rule = "`pooling` must be None or 'token' where the classifier reads several tokens."
-            is_pooled = self.pools_patches or default_pooling == "avg"
+            is_pooled = self.pooling not in (None, "token") or default_pooling == "avg"
             check(not is_pooled, rule, self.pooling or default_pooling)
             head = DenseHead if dense_head else DistilledHead
             return [head(self.classes, initialization, name="head"), *activation]

@@ -247,9 +247,12 @@ def _model(
     with checkpoints.open_source(source) as file:
         if not is_open and file is not None and file.classes is None:
             file = file._replace(headless=True)  # The classifier of these classes starts anew.
-        if is_open and file is not None and file.classes not in (None, network.classes):
-            network = replace(network, classes=file.classes)
-            layers = list_layers(network)
+        if file is not None:
+            classes = file.classes if is_open else None
+            reads_both = network.include_top and network.pooling is None and file.pooling
+            own = {"classes": classes or network.classes, "pooling": reads_both or network.pooling}
+            if (changed := replace(network, **own)) != network:
+                network, layers = changed, list_layers(changed)
         if network.include_preprocessing:
             statistics = preprocessing.mean, preprocessing.std
             layers = [ImagePreprocessing(shape[:2], *statistics, name="preprocessing"), *layers]

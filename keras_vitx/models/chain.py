@@ -365,11 +365,9 @@ class Chain(MultiHeadTraining, ImageModel):
             (before, path, layer), (after, _, its_layer) = old, new
             values = ops.convert_to_numpy(before)
             if before.path in changed:
-                if not isinstance(layer, (PositionEmbedding, RelativePositionBias)):
-                    raise ValueError(
-                        f"`size` can't be changed: the weight {path!r} depends on it. Received: "
-                        f"size={tuple(size)}, and a model for {self.input_shape[1:3]}."
-                    )
+                follows = isinstance(layer, (PositionEmbedding, RelativePositionBias))
+                rule = f"`size` must be {self.input_shape[1:3]}: the weight {path!r} depends on it."
+                check(follows, rule, tuple(size))
                 values = resampled(its_layer, values, tuple(layer.grid), antialias)
             after.assign(values)
         return resized

@@ -50,8 +50,7 @@ def ConViT(
             it is `depth`, the patches must be pooled: the class token never sees them.
         locality_strength: How sharply a GPSA head initially attends to its neighbor
             (Figure 8).
-        mlp_ratio: Hidden width of an MLP divided by `dim`.
-        patch_size: Side of a patch in pixels.
+        mlp_ratio, patch_size: As in `ViT`.
         conv_start: Whether GPSA is initialized as a convolution (Table 3); `"partial"` as
             in `PositionalAttention`.
         gated: Whether a gate balances content and positional attention; False sums their

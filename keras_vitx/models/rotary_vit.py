@@ -21,6 +21,7 @@ CHECKPOINT = Table(
         Row(r"blocks\.\d+/attn/rope/freqs", r"rope/freqs", "stacked"),
     ),
     of_head=("attn_pool", "fc_norm"),
+    apart=True,
 )
 
 

@@ -112,9 +112,7 @@ def ViT(
     """
     grid = args.grid(patch_size)
     check_heads(dim, num_heads)
-    check_counts(
-        minimum=0, register_tokens=register_tokens, attention_pooling=int(attention_pooling)
-    )
+    check_counts(0, register_tokens=register_tokens, attention_pooling=int(attention_pooling))
     tokens = class_tokens(distillation_token) if class_token else []
     registers = [RegisterTokens(register_tokens, name="reg_token")] if register_tokens else []
     prefix, count = [*registers, *tokens], len(tokens) + register_tokens

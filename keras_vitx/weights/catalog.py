@@ -1,18 +1,15 @@
 """The known checkpoints, as data."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.resources import files
 from math import prod
 from typing import Any
 
-from keras_vitx.preprocessing import IMAGENET_DEFAULT, IMAGENET_INCEPTION, Preprocessing
+from keras_vitx.checks import check
+from keras_vitx.preprocessing import IMAGENET_DEFAULT, Preprocessing
 from keras_vitx.text import nearest
-
-IMAGENET = "imagenet"
-IMAGENET_21K = "imagenet-21k"
-CIFAR10 = "cifar10"
 
 CONSTRUCTORS: dict[str, Callable[..., Any]] = {}
 """The constructor of every size, by name; `models.variant` registers them."""
@@ -52,7 +49,7 @@ class Checkpoint:
     top1_v2: float | None = None
     source: str = ""
     classes: int = 1000
-    dataset: str = IMAGENET
+    dataset: str = "imagenet"
     preprocessing: Preprocessing = IMAGENET_DEFAULT
     license: str | None = "apache-2.0"
     arguments: Mapping[str, Any] = field(default_factory=dict, hash=False)
@@ -87,19 +84,21 @@ OPENAI_CLIP = Preprocessing(
 )
 
 
-def _timm(row: Sequence[str]) -> Checkpoint:
-    """Return the checkpoint of a row.
+def _checkpoint(row: str, source: str = "hf://timm/") -> Checkpoint:
+    """Return the checkpoint of a row of a table.
 
-    Its columns: tag, constructor, its arguments, image size, classes, dataset, mean, deviation,
+    Its columns: name, constructor, its arguments, image size, classes, dataset, mean, deviation,
     crop ratio, interpolation, license; if known, top-1, top-5, ReaL top-1 and V2 top-1.
     """
-    name, constructor, own, side, classes, dataset, mean, std, crop, filter, license, *tops = row
+    name, constructor, own, side, classes, dataset, mean, std, crop, filter, license, *tops = (
+        row.split("\t")
+    )
     return Checkpoint(
         name,
         constructor,
         int(side),
         *map(float, tops),
-        source=f"hf://timm/{name}",
+        source=source + name if source.endswith("/") else source,
         classes=int(classes),
         dataset=dataset,
         preprocessing=Preprocessing(json.loads(mean), json.loads(std), float(crop), filter),
@@ -107,41 +106,15 @@ def _timm(row: Sequence[str]) -> Checkpoint:
         arguments=json.loads(own),
         # Context Broadcasting adds no variables.
         also_starts=(f"CB{constructor}",) if name.startswith(("deit_", "pit_b")) else (),
+        class_names=tuple(CIFAR10.split()) if dataset == "cifar10" else None,
     )
 
 
-def _drive(name: str, constructor: str, side: int, top1: float, key: str) -> Checkpoint:
-    """Return a checkpoint that only its authors host."""
-    # Refiner, Section 4.4: receptive field calibration.
-    crop_ratio = 1.13 if constructor.startswith("RefinedViT") else 0.9
-    return Checkpoint(
-        name,
-        constructor,
-        side,
-        top1,
-        source=f"https://drive.google.com/file/d/{key}",
-        license=None,
-        preprocessing=IMAGENET_INCEPTION.replace(crop_ratio=crop_ratio),
-    )
-
-
-def _cifar10(size: str, top1: float, preprocessing: Preprocessing = IMAGENET_DEFAULT) -> Checkpoint:
-    classes = "airplane automobile bird cat deer dog frog horse ship truck"
-    return Checkpoint(
-        f"{size.lower()}_cifar10",
-        size,
-        32,
-        top1,
-        source=f"package:{size.lower()}_cifar10.safetensors",
-        classes=10,
-        dataset=CIFAR10,
-        preprocessing=preprocessing,
-        class_names=tuple(classes.split()),
-    )
-
-
-# timm's names, by benchmarks/timm_names.py. If several fit a size, "imagenet" prefers earlier rows.
+CIFAR10 = "airplane automobile bird cat deer dog frog horse ship truck"
+# timm's, by benchmarks/timm_names.py. If several fit a size, "imagenet" prefers earlier rows.
 TIMM = files(__package__).joinpath("timm.tsv").read_text("utf-8")
+# Those of authors and of this package, by source.
+OTHERS = files(__package__).joinpath("others.tsv").read_text("utf-8")
 
 OF_TIMM = {"num_classes": "classes", "img_size": "input_shape", "pretrained": "weights"}
 OF_TIMM |= {"drop_path_rate": "drop_path", "drop_rate": "dropout", "in_chans": "input_shape"}
@@ -154,18 +127,8 @@ def timm_hints(arguments: Mapping[str, Any]) -> list[str]:
 
 
 CHECKPOINTS = (
-    *(_timm(row.split("\t")) for row in TIMM.splitlines()),
-    _drive("deepvit_24b", "DeepViT_24B", 224, 79.99, "1lPmKdNMPJq-mq-4FivqIY4JNAPoQHYxV"),
-    _drive("deepvit_32b", "DeepViT_32B", 224, 80.90, "1kUBrAbAQfMT5FQJprITRxDtOE6ECZM0M"),
-    _drive("deepvit_s", "DeepViT_S", 224, 82.3, "1evhBjla4Nth7LawW2PAXnGEcpv3YBWEC"),
-    _drive("deepvit_l", "DeepViT_L", 224, 83.1, "1MTRm0NK_sPGRSyuD_hHJ1Zgw2diEaKLR"),
-    _drive("refined_vit_l_448", "RefinedViT_L", 448, 86.0, "12v1WbxG6_mZQ0FYnXIhKiqbtg5bI4pGL"),
-    _cifar10("ViT_Mini", 83.95),
-    _cifar10("CaiT_Mini", 85.14),
-    _cifar10("ConViT_Mini", 89.22),
-    _cifar10("DeepViT_Mini", 80.29, IMAGENET_INCEPTION),
-    _cifar10("RefinedViT_Mini", 82.69, IMAGENET_INCEPTION),
-    _cifar10("CBViT_Mini", 83.70),
+    *map(_checkpoint, TIMM.splitlines()),
+    *(_checkpoint(*row.split("\t", 1)[::-1]) for row in OTHERS.splitlines()),
 )
 
 DATASETS = {checkpoint.dataset for checkpoint in CHECKPOINTS}
@@ -228,13 +191,8 @@ def find(
         hint = nearest(name, names) if fitting else offer
         raise ValueError(f"weights={name!r} is neither a file nor a known checkpoint. {hint}")
     if entry not in fitting:
-        size = entry.constructor
-        raise ValueError(
-            f"weights={name!r} is a checkpoint of {size}, not of {constructor}. {offer}"
-        )
-    if constructor and entry not in candidates:
-        raise ValueError(
-            f"weights={name!r} needs distillation_token={entry.distillation_token}. "
-            f"Received: {distillation_token}."
-        )
+        known = f"weights={name!r} is a checkpoint of {entry.constructor}"
+        raise ValueError(f"{known}, not of {constructor}. {offer}")
+    rule = f"weights={name!r} needs distillation_token={entry.distillation_token}."
+    check(not constructor or entry in candidates, rule, distillation_token)
     return entry

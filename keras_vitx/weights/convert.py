@@ -24,7 +24,8 @@ from keras_vitx.weights.names import (
     to_keras,
     weights_of,
 )
-from keras_vitx.weights.reading import StoredArray, WeightsFile
+from keras_vitx.weights.reading import StoredArray, WeightsFile, with_positions
+from keras_vitx.weights.transformers import apart
 
 logger = logging.getLogger("keras_vitx")
 
@@ -85,6 +86,8 @@ def convert(file: WeightsFile, model, strict: bool = True) -> Conversion:
         parts = [entry.name.replace("qkv.bias", f"{one}_bias") for one in "qv"]
         if entry.name.endswith("qkv.bias") and entry.name not in arrays and {*parts} <= {*arrays}:
             arrays[entry.name] = _with_zeros(*map(arrays.pop, parts))
+    if not strict:
+        arrays |= _for_new_registers(entries, arrays, file)
     missing = [entry.name for entry in entries if entry.name not in arrays]
     extra = sorted(arrays.keys() - {entry.name for entry in entries})
     wrong = []
@@ -115,7 +118,7 @@ def convert(file: WeightsFile, model, strict: bool = True) -> Conversion:
             if names:
                 lines.append(f"- {len(names)} {problem}: {shortened(names, 8)}")
         raise ValueError("\n".join(lines))
-    values = ((entry.variable, _read(entry, array, grid)) for entry, array, grid in matches)
+    values = ((one[0].variable, _read(*one, file.antialias)) for one in matches)
     head = has_head and not any(map(is_head, missing)) if own_classes else None
     return Conversion(values, head, missing, extra)
 
@@ -133,7 +136,7 @@ def to_checkpoint(model) -> dict[str, np.ndarray]:
         if entry.index:
             array = np.concatenate([arrays[entry.name], array], axis=1)
         arrays[entry.name] = np.ascontiguousarray(array)
-    return arrays
+    return apart(arrays) if TABLES.get(model.family, Table()).apart else arrays
 
 
 def grid_of(model) -> Grid | None:
@@ -174,6 +177,31 @@ def _with_zeros(query: StoredArray, value: StoredArray) -> StoredArray:
         return np.concatenate([q, np.zeros_like(q), v])
 
     return query._replace(shape=(query.shape[0] * 2 + value.shape[0],), read=read)
+
+
+def _for_new_registers(
+    entries: list[_Entry], arrays: dict[str, StoredArray], file: WeightsFile
+) -> dict[str, StoredArray]:
+    """Return positions, and class tokens, of a file for a model with registers that it lacks.
+
+    Positions of registers are 0. Those of class tokens that have none are added to them.
+    """
+    own = {_layer(entry.name): entry for entry in entries}
+    registers, positions = own.get("reg_token"), own.get("pos_embed")
+    if not registers or not positions or registers.name in arrays or positions.name not in arrays:
+        return {}
+    tokens = [own[name].name for name in ("cls_token", "dist_token") if name in own]
+    stored, new = arrays[positions.name], registers.shape[1]
+    if _grid(positions, stored.shape, file):
+        return {}
+    if not positions.positions.num_prefix_tokens:
+        return with_positions(arrays, tokens, positions.name)
+    one, places, dim = stored.shape
+
+    def with_zeros():
+        return np.insert(stored.read(), [len(tokens)] * new, 0, axis=1)
+
+    return {positions.name: stored._replace(shape=(one, places + new, dim), read=with_zeros)}
 
 
 def _layer(name: str) -> str:
@@ -227,7 +255,7 @@ def _reads_rgb(entry: _Entry, shape: tuple[int, ...]) -> bool:
     return entry.on_image and shape == shape_in_checkpoint((*own[:2], RGB, own[-1]), entry.layout)
 
 
-def _read(entry: _Entry, array: StoredArray, grid: Grid | None) -> np.ndarray:
+def _read(entry: _Entry, array: StoredArray, grid: Grid | None, antialias: bool) -> np.ndarray:
     """Return an array of a file in the layout and the shape of its variable."""
     values = array.read().astype("float32", copy=False)
     if entry.layout == "stacked":
@@ -237,7 +265,7 @@ def _read(entry: _Entry, array: StoredArray, grid: Grid | None) -> np.ndarray:
         values = _for_channels(values, entry.variable.shape[-2])
     if grid is None:
         return values.reshape(entry.variable.shape)
-    return resampled(entry.positions, values, grid)
+    return resampled(entry.positions, values, grid, antialias)
 
 
 def resampled(layer: Any, values: np.ndarray, old: Grid, antialias: bool = True) -> np.ndarray:

@@ -32,6 +32,7 @@ class Table(NamedTuple):
     replacements: tuple[tuple[str, str], ...] = ()  # As in `re.sub`, before all rows.
     rows: tuple[Row, ...] = ()  # Tried before the generic ones.
     of_head: tuple[str, ...] = ()  # Layers behind the blocks, which a model without a head lacks.
+    apart: bool = False  # Whether checkpoints have parts of some arrays: `transformers.apart`.
 
 
 GENERIC = Table(

@@ -49,6 +49,14 @@ class WeightsFile(NamedTuple):
     grid: Grid | None = None
     class_names: tuple[str, ...] | None = None
     preprocessing: Preprocessing | None = None
+    antialias: bool = True  # Whether positions of another grid are resampled as in timm.
+
+    @property
+    def pooling(self) -> str | None:
+        """`"token_avg"` where the classifier reads twice the width (DINOv2); None elsewhere."""
+        head, token = (self.arrays.get(name) for name in ("head.weight", "cls_token"))
+        is_twice = head and token and head.shape[-1] == 2 * token.shape[-1]
+        return "token_avg" if is_twice else None
 
     @property
     def classes(self) -> int | None:
@@ -96,7 +104,9 @@ def _read_safetensors(path: Path, stack: contextlib.ExitStack) -> WeightsFile:
         arrays[name] = StoredArray(tuple(array.get_shape()), array.get_dtype(), read)
     metadata = file.metadata() or {}
     if metadata.get("library") != "keras_vitx":
-        return WeightsFile(_of_one_network(arrays))
+        return _of_one_network(arrays)
+    if any(".fc1_g." in name for name in arrays):
+        arrays = _in_timm(arrays)
     values = {name: json.loads(metadata[name]) for name in METADATA if name in metadata}
     return WeightsFile(arrays, **_about(**values))
 
@@ -123,7 +133,7 @@ def _read_torch(path: Path, stack: contextlib.ExitStack) -> WeightsFile:
     with torch.serialization.safe_globals([Namespace]):
         mmap = zipfile.is_zipfile(path)
         collect(torch.load(path, map_location="cpu", weights_only=True, mmap=mmap), "")
-    return WeightsFile(_of_one_network(arrays))
+    return _of_one_network(arrays)
 
 
 def _to_numpy(tensor: Any, float32: Any) -> np.ndarray:
@@ -198,18 +208,22 @@ def _about(size=None, grid=None, class_names=None, preprocessing=None) -> dict[s
     }
 
 
-def _of_one_network(arrays: dict[str, StoredArray]) -> dict[str, StoredArray]:
-    """Return the arrays of the network in a file by timm's names, without a wrapper's prefix.
+def _of_one_network(arrays: dict[str, StoredArray]) -> WeightsFile:
+    """Return the network in a file, its arrays by timm's names, without a wrapper's prefix.
 
     Training scripts keep more beside it. Of several copies, averaged weights are taken.
     """
-    if prefix_of(arrays) is not None:
-        return _from_transformers(arrays)
+    arrays = {name: array for name, array in arrays.items() if 0 not in array.shape}
+    if (prefix := prefix_of(arrays)) is not None:
+        return WeightsFile(_from_transformers(arrays), antialias=prefix + REGISTERS in arrays)
     prefixes = dict.fromkeys(match[1] for name in arrays if (match := NORM.fullmatch(name)))
     prefixes = [
         one for one in prefixes if not any(one != two and one.startswith(two) for two in prefixes)
     ]
-    averaged = [one for one in prefixes if re.search("(?<![a-z])ema(?![a-z])", one)]
+    # Of I-JEPA, the target encoder, which the paper evaluates.
+    averaged = [
+        one for one in prefixes if re.search("(?<![a-z])(ema|target_encoder)(?![a-z])", one)
+    ]
     prefix, *others = averaged or prefixes or [""]
     if others:
         raise ValueError(f"it holds weights more than once: {prefix}*, {', '.join(others)}*")
@@ -224,7 +238,7 @@ def _of_one_network(arrays: dict[str, StoredArray]) -> dict[str, StoredArray]:
         arrays = {name: array for name, array in arrays.items() if name not in masks}
         for bias in (name.removesuffix("_mask") for name in masks):
             arrays |= _of_queries_and_values(bias.removesuffix("qkv.bias"), arrays.pop(bias))
-    return _as_vectors(_in_timm(arrays), "register_tokens" in arrays)
+    return WeightsFile(_as_vectors(_in_timm(arrays), "register_tokens" in arrays))
 
 
 def _of_queries_and_values(name: str, bias: StoredArray) -> dict[str, StoredArray]:
@@ -249,16 +263,22 @@ def _as_vectors(joined: dict[str, StoredArray], registers: bool) -> dict[str, St
         read = partial(lambda read, shape: read().reshape(shape), array.read, shape)
         joined[name] = array._replace(shape=shape, read=read)
     if registers and "pos_embed" in joined:
-        # As in timm, whose class token has the position of its own added.
-        token, positions = joined["cls_token"].read, joined["pos_embed"]
-        one, count, dim = positions.shape
-        joined["cls_token"] = joined["cls_token"]._replace(
-            read=lambda: token() + positions.read()[:, :1]
-        )
-        joined["pos_embed"] = positions._replace(
-            shape=(one, count - 1, dim), read=lambda: positions.read()[:, 1:]
-        )
+        joined |= with_positions(joined, ["cls_token"], "pos_embed")
     return joined
+
+
+def with_positions(
+    arrays: dict[str, StoredArray], tokens: Sequence[str], positions: str
+) -> dict[str, StoredArray]:
+    """Return tokens with positions of their own added, as in timm, and the positions left."""
+    stored, count = arrays[positions], len(tokens)
+    one, places, dim = stored.shape
+    left = (one, places - count, dim)
+    placed = {positions: stored._replace(shape=left, read=lambda: stored.read()[:, count:])}
+    for at, name in enumerate(tokens):
+        own = partial(lambda token, at: token() + stored.read()[:, [at]], arrays[name].read, at)
+        placed[name] = arrays[name]._replace(read=own)
+    return placed
 
 
 def _from_transformers(arrays: dict[str, StoredArray]) -> dict[str, StoredArray]:

@@ -5,7 +5,9 @@ DINOv2 and 3, EVA-02, and the image towers of OpenAI's and open_clip's CLIP.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+
+import numpy as np
 
 PATCHES = re.compile(
     r"(.*)embeddings\.(?:patch_embeddings\.(?:projection\.)?|patch_embedding\.)weight"
@@ -33,6 +35,8 @@ ROWS = (
     (r"encoder\.layer\.(\d+)\.(?:layernorm_before|norm1)\.(.+)", r"blocks.\1.norm1.\2"),
     (r"encoder\.layer\.(\d+)\.(?:layernorm_after|norm2)\.(.+)", r"blocks.\1.norm2.\2"),
     (r"encoder\.layer\.(\d+)\.layer_scale([12])\.lambda1", r"blocks.\1.ls\2.gamma"),
+    (r"encoder\.layer\.(\d+)\.mlp\.weights_in\.(.+)", r"blocks.\1.mlp.fc1.\2"),
+    (r"encoder\.layer\.(\d+)\.mlp\.weights_out\.(.+)", r"blocks.\1.mlp.fc2.\2"),
     (r"encoder\.layer\.(\d+)\.(mlp\..+)", r"blocks.\1.\2"),
     (r"embeddings\.patch_embeddings\.(weight|bias)", r"patch_embed.proj.\1"),
     (r"(?:model\.)?layer\.(\d+)\.attention\.([qkv]_proj\..+)", r"blocks.\1.attn.\2"),
@@ -60,7 +64,7 @@ ROWS = (
 JOINED = (
     (r"(?:mask_token|.+\.bias_mask|proj)", r""),
     (r"(?:register|storage)_tokens", r"reg_token"),
-    (r"(blocks\.\d+\.mlp)\.w[12]\.(.+)", r"\1.fc1.\2"),
+    (r"(blocks\.\d+\.mlp)\.(?:w1|w2|w12)\.(.+)", r"\1.fc1.\2"),
     (r"(blocks\.\d+\.mlp)\.w3\.(.+)", r"\1.fc2.\2"),
     (r"(blocks\.\d+\.mlp)\.ffn_ln\.(.+)", r"\1.norm.\2"),
     (r"(blocks\.\d+\.attn)\.inner_attn_ln\.(.+)", r"\1.norm.\2"),
@@ -78,6 +82,7 @@ JOINED = (
     (r"(blocks\.\d+\.attn)\.([qv])_proj\.bias", r"\1.\2_bias"),
     (r"(blocks\.\d+\.mlp)\.fc1_[gx]\.(.+)", r"\1.fc1.\2"),
 )
+KEY_BIAS = (r"(blocks\.\d+\.attn)\.[qkv]_proj\.bias", r"\1.qkv.bias")
 # Parts of one matrix, in timm's order.
 PARTS = ("query|q_proj|gate_proj|fc1_g|w1", "key|k_proj|up_proj|fc1_x|w2", "value|v_proj")
 
@@ -93,13 +98,38 @@ def timm_names(names: Iterable[str], prefix: str | None) -> dict[str, list[str]]
     `prefix` is that of Transformers' names; None is for timm's.
     """
     joined: dict[str, list[str]] = {}
+    has_key_bias = any(name.endswith(".k_proj.bias") for name in names)
+    rows = (KEY_BIAS, *JOINED) if has_key_bias else JOINED
     for name in sorted(names, key=_part):
         short = name
         if prefix is not None:
             short = _renamed(name.removeprefix(prefix), ROWS)
-        if short := _renamed(short, JOINED):
+        if short := _renamed(short, rows):
             joined.setdefault(short, []).append(name)
     return joined
+
+
+def apart(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return arrays of EVA-02-B and L, DINOv3-S+ and H+ by timm's names, which has parts of one.
+
+    Gates and units of MLPs are apart; with norms in the MLPs, queries, keys and values are, too.
+    """
+    found = {}
+    is_normed = any(name.endswith(".mlp.norm.weight") for name in arrays)
+    for name, array in arrays.items():
+        layer, _, kind = name.rpartition(".")
+        second = arrays.get(f"{layer.removesuffix('fc1')}fc2.weight")
+        is_gated = second is not None and len(array) == 2 * second.shape[1]
+        if is_gated and (is_normed or "pos_embed" not in arrays):
+            parts = [f"{layer}_{part}.{kind}" for part in "gx"]
+        elif is_normed and name.endswith(".qkv.weight"):
+            parts = [name.replace("qkv", f"{part}_proj") for part in "qkv"]
+        elif is_normed and name.endswith((".q_bias", ".v_bias")):
+            parts = [name.replace("_bias", "_proj.bias")]
+        else:
+            parts = [name]
+        found |= zip(parts, np.array_split(array, len(parts)), strict=True)
+    return found
 
 
 def _renamed(name: str, rows: Iterable[tuple[str, str]]) -> str:

@@ -91,6 +91,7 @@ ERRORS = {
         "`pooling` ... several tokens. Received: 'avg'": made(
             "ViT", distillation_token=True, pooling="avg"
         ),
+        "`head_size` must be a multiple of 4 ... Received: 6": (made("RotaryViT", dim=12)),
         "`num_heads` must be a square...Received: 2": made("ConViT", num_heads=2),
         "`local_depth` must be at most depth=3. Received: 4": made("ConViT", local_depth=4),
         "`re_attention_depth` must be at most depth=2. Received: 3": made(
@@ -123,7 +124,7 @@ ERRORS = {
         "patch size 8. Received: ...(30, 16, 3); the nearest is (32, 16)": (
             features("ViT", size=(30, 16))
         ),
-        "`size` can't be changed: ... depends on it": features("Mixer", size=(24, 24)),
+        "`size` must be (16, 16): ... depends on it": features("Mixer", size=(24, 24)),
         "`schedule` must be one of ... Received: 'cosine'": (
             lambda: FAMILIES["ViT"]().set_drop_path(0.1, "cosine")
         ),

@@ -35,6 +35,17 @@ NETWORKS = {
         {"classes": 5, "distillation_token": True},
     ),
     "dinov2": ("Dinov2Model", {}, {"include_top": False, "layer_scale": 1.0}),
+    "dinov2_giant": (
+        "Dinov2Model",
+        {"use_swiglu_ffn": True},  # 64 hidden units of 24 channels.
+        {"include_top": False, "layer_scale": 1.0, "gated_mlp": True, "mlp_ratio": 64.5 / 24},
+    ),
+    "dinov2_classifier": ("Dinov2ForImageClassification", {}, {"classes": 5, "layer_scale": 1.0}),
+    "dinov2_at_another_size": (
+        "Dinov2Model",
+        {},
+        {"include_top": False, "layer_scale": 1.0, "input_shape": (24, 40, 3)},
+    ),
     "dinov2_with_registers": (
         "Dinov2WithRegistersModel",
         {"num_register_tokens": 4},
@@ -46,6 +57,12 @@ NETWORKS = {
         OF_DINOV3 | {"use_gated_mlp": True, "hidden_act": "silu"},
         DINOV3 | {"gated_mlp": True},
     ),
+    "dinov3_bias_of_keys": (
+        "DINOv3ViTModel",
+        OF_DINOV3 | {"key_bias": True},
+        DINOV3 | {"qkv_bias": True},
+    ),
+    "dinov3_without_registers": ("DINOv3ViTModel", MLP_SIZE, DINOV3 | {"register_tokens": 0}),
     "siglip2": ("SiglipModel", TOWERS, SIGLIP | {"include_top": False, "pooling": "attention"}),
     "siglip2-bare": ("SiglipVisionModel", MLP_SIZE, SIGLIP | {"include_top": False}),
 }
@@ -62,14 +79,14 @@ def test_a_file_of_transformers(network, tmp_path, timm):
     with torch.no_grad():
         for parameter in theirs.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
-        images = torch.randn(2, 3, 32, 32)
+        images = torch.randn(2, 3, *ours.get("input_shape", (32, 32))[:2])
         expected = getattr(theirs, "vision_model", theirs)(images)
     output = "pooler_output" if "pooling" in ours else "last_hidden_state"
     expected = getattr(expected, "logits", getattr(expected, output, None)).numpy()
     theirs.save_pretrained(tmp_path)
     path = tmp_path / "model.safetensors"
     family = kv.RotaryViT if "rotary" in ours else kv.ViT
-    model = family(**SMALL, **ours, classifier_activation=None, weights=path)
+    model = family(**SMALL | ours, classifier_activation=None, weights=path)
     close(array(model(images.permute(0, 2, 3, 1).numpy(), training=False)), expected)
 
 
@@ -135,6 +152,16 @@ def test_a_file_without_a_classifier_starts_one_if_asked(file_of, tmp_path, capl
     model = vit(weights=path, strict=False)
     assert model.output_shape == (None, 5)
     assert model.head_loaded is False
+
+
+@pytest.mark.parametrize("placed", [True, False])
+def test_registers_join_a_trained_network(plain, path, placed):
+    model = vit(register_tokens=2, class_position=placed, weights=path, strict=False)
+    tokens = keras.Model(model.input, model.get_layer("blocks_0").input)
+    own = keras.Model(plain.input, plain.get_layer("blocks_0").input)
+    images = numbers((2, 32, 32, 3))
+    found = np.delete(array(tokens(images)), [1, 2], axis=1)
+    close(found, array(own(images)))
 
 
 def test_what_the_model_lacks_is_left_out_and_named(plain, file_of, caplog):

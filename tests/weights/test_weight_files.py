@@ -41,6 +41,10 @@ TORCH_FILES = {
         "state_dict_ema": prefixed(s, "model."),
     },
     "ema": lambda torch, s: {"model": {n: 2 * v for n, v in s.items()}, "ema": {"module": s}},
+    "target_encoder": lambda torch, s: {
+        "encoder": prefixed({n: 2 * v for n, v in s.items()}, "module."),
+        "target_encoder": prefixed(s, "module."),
+    },
     "nested": lambda torch, s: {
         "model": {"state_dict": prefixed(s, "_orig_mod.module.")},
         "model_ema": None,

@@ -5,7 +5,7 @@ import pytest
 from harness import BACKEND, array, close, numbers, same_weights
 
 import keras_vitx as kv
-from keras_vitx.weights import to_checkpoint
+from keras_vitx.weights import save_safetensors, to_checkpoint
 
 # Of names and shapes, alike on every backend; the golden files compare the arithmetic on each.
 pytestmark = pytest.mark.backend_free
@@ -126,6 +126,11 @@ def test_todays_backbones(written, name):
             (found_slope,) = torch.autograd.grad(found.square().sum(), channels_last)
             close(found_slope.permute(0, 3, 1, 2).numpy(), slope.numpy())
         close(array(found), expected.detach().numpy())
+        assert to_checkpoint(ours).keys() == theirs.state_dict().keys()
+        save_safetensors(ours, path.with_name("ours.safetensors"))
+        same_weights(
+            constructor(**given | arguments | {"weights": path.with_name("ours.safetensors")}), ours
+        )
         if size == theirs.patch_embed.img_size and "rope" in name:
             tokens = constructor(**given | arguments | HEADLESS)
             close(
