@@ -469,10 +469,10 @@ class Reloading:
         self.directory = directory
         self.expected = {}
 
-    def add(self, name, model):
+    def add(self, name, model, x=None):
         """Save a model as `.keras` and as `.weights.h5`."""
         base = self.directory / name
-        x = [numbers((2, *tensor.shape[1:])) for tensor in model.inputs]
+        x = x or [numbers((2, *tensor.shape[1:])) for tensor in model.inputs]
         np.savez(f"{base}.npz", *x)
         model.save(f"{base}.keras")
         model.save_weights(f"{base}.weights.h5")

@@ -1,7 +1,8 @@
 """Cases of every layer. Those of `@register` and the public ones are enrolled by themselves.
 
 The first case of a layer has the arguments that it requires, from `REQUIRED`, and the input that
-its docstring states. `ROWS` has further cases, and the first where a layer needs another.
+its docstring states. `ROWS` has further cases, and the first where a layer needs another: a
+function that makes it, or a tuple of that, the shape of the input, and a function that draws it.
 """
 
 import functools
@@ -11,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import keras
+import numpy as np
+from harness import numbers
 
 from keras_vitx import layers as kvl
 from keras_vitx.layers.normalizers import NORMALIZERS
@@ -19,10 +22,25 @@ from keras_vitx.layers.tokens import TokenDownsampling
 
 @dataclass(frozen=True)
 class LayerCase:
-    """A function that makes a layer, and the shape of its input, or of a pair, without batch."""
+    """A function that makes a layer, and the shape of its input, or of a pair, without batch.
+
+    `draw` is a function of a shape, with batch: None gives probabilities where the layer takes
+    maps, and else normal numbers.
+    """
 
     make: Callable[[], keras.layers.Layer]
     shape: tuple
+    draw: Callable[[tuple], np.ndarray] | None = None
+
+    def values(self, count):
+        """Return the input for a number of images."""
+        takes_maps = bool(MAPS_STATED.search(input_of(self.make())))
+
+        def drawn(shape):
+            draw = probabilities if takes_maps and len(shape) == 4 else numbers
+            return (self.draw or draw)(shape)
+
+        return self.inputs(lambda shape: drawn((count, *shape)))
 
     def inputs(self, function):
         """Return the input, or the pair of inputs: `function` of each shape."""
@@ -34,6 +52,20 @@ class LayerCase:
         """Return a functional model of only this layer."""
         inputs = self.inputs(keras.Input)
         return keras.Model(inputs, self.make()(inputs))
+
+
+MAPS_STATED = re.compile(r"\(batch, heads,\s(queries, keys|tokens,\stokens)\)")
+
+
+def input_of(layer):
+    """Return what the docstring of a layer says of its input."""
+    stated = re.search(r"Inputs?\b[^;]*", inspect.getdoc(type(layer)))
+    return stated[0].partition("\n\n")[0].partition("Output:")[0] if stated else ""
+
+
+def probabilities(shape):
+    powers = np.exp(2 * numbers(shape))
+    return powers / powers.sum(-1, keepdims=True)
 
 
 REQUIRED = {
@@ -252,11 +284,9 @@ def first_case(make):
     def made():
         return make(**{name: REQUIRED[name]() for name in names})
 
-    stated = re.search(r"Inputs?\b[^;]*", inspect.getdoc(type(made())))
-    stated = stated[0].partition("\n\n")[0].partition("Output:")[0] if stated else ""
     shapes = [
         tuple(DIMENSIONS.get(name, 5) for name in dimensions.split(", "))
-        for dimensions in re.findall(r"`\(batch, ([^.]+?)\)`", stated)
+        for dimensions in re.findall(r"`\(batch, ([^.]+?)\)`", input_of(made()))
     ]
     if not shapes:
         raise ValueError("the docstring must state an input, such as Input: `(batch, tokens, dim)`")
@@ -287,7 +317,7 @@ for _name, _make in enrolled().items():
         except Exception as error:
             WITHOUT_CASE[_name] = f"{type(error).__name__}: {error}"
 for _name, _row in ROWS.items():
-    _make, _shape = _row if isinstance(_row, tuple) else (_row, None)
+    _make, _shape, _draw, *_ = (*(_row if isinstance(_row, tuple) else [_row]), None, None)
     _first = _name.partition("/")[0]
     if _first not in WITHOUT_CASE:
-        LAYERS[_name] = LayerCase(_make, _shape or LAYERS[_first].shape)
+        LAYERS[_name] = LayerCase(_make, _shape or LAYERS[_first].shape, _draw)

@@ -12,16 +12,7 @@ from keras_vitx.layers import Attention
 ATTENTIONS = [name for name, case in LAYERS.items() if isinstance(case.make(), Attention)]
 # Compared with timm's and Pillow's transform (tests/data/test_photographs.py).
 WITHOUT = ("ImagePreprocessing",)
-NAMES = [
-    name
-    for name, case in LAYERS.items()
-    if plain.dispatch(type(case.make())) is not plain.dispatch(object)
-]
-
-
-def test_every_layer_has_a_formula():
-    missing = {name.split("/")[0] for name in LAYERS if name not in NAMES} - set(WITHOUT)
-    assert not missing, f"write the formulas of {missing} in tests/layers/plain.py"
+NAMES = [name for name in LAYERS if name.split("/")[0] not in WITHOUT]
 
 
 def in_float64(x):

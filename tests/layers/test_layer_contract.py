@@ -99,7 +99,7 @@ def reloading(tmp_path_factory):
         with precision("mixed_bfloat16"):
             model = LAYERS[name].model()
         randomize(model)
-        reloading.add(name, model)
+        reloading.add(name, model, keras.tree.flatten(LAYERS[name].values(2)))
     reloading.run()
     return reloading
 
@@ -196,7 +196,7 @@ def test_second_derivatives_in_float64(name):
         pytest.skip("it returns float32, as documented")
     with precision("float64"):
         layer = case.make()
-    x = case.inputs(lambda shape: torch.tensor(numbers((2, *shape)), dtype=torch.float64))
+    x = keras.tree.map_structure(lambda x: torch.tensor(x).double(), case.values(2))
     call(layer, x)
     randomize(layer)
 
