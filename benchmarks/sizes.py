@@ -1,11 +1,12 @@
 """Writes what follows from the sizes (`make sizes`).
 
-That is keras_vitx/models/sizes.pyi, by which editors and type checkers know the parameters, and
-rows and GMACs of docs/sizes.md. Numbers of parameters that are there stay: they are those of public
-code.
+That is keras_vitx/models/sizes.pyi, by which editors and type checkers know the parameters, rows
+and GMACs of docs/sizes.md, and sizes.json, which `keras-vitx list` prints. Numbers of parameters
+that are there stay: they are those of public code.
 """
 
 import inspect
+import json
 import re
 from functools import cache
 from itertools import groupby
@@ -16,6 +17,7 @@ import keras
 
 import keras_vitx as kv
 from keras_vitx.models.build import FAMILIES, MODELS
+from keras_vitx.weights import checkpoints_of
 
 PATH = Path(kv.models.__file__).with_name("sizes.pyi")
 TABLE = Path(__file__).parents[1] / "docs" / "sizes.md"
@@ -147,6 +149,21 @@ def with_gmacs(text):
     return text
 
 
+def listed():
+    """Return a line of JSON per size: its numbers, and its best checkpoint for that image size."""
+    lines = []
+    for name, size in MODELS.items():
+        side = size.data["input_shape"][0]
+        fitting = [each for each in checkpoints_of(name) if each.image_size == side]
+        best = max(fitting, key=lambda each: each.top1 or 0, default=None)
+        row = {"size": name, "parameters, M": COUNTS[name] / 1e6}
+        row |= {"GMACs": float(GMACS.get(name) or gmacs(name)), "top-1, %": best and best.top1}
+        row |= {"image": side, "weights": best and best.name}
+        lines.append(json.dumps(row, ensure_ascii=False))
+    return "[\n" + ",\n".join(lines) + "\n]\n"
+
+
 if __name__ == "__main__":
     PATH.write_text(stub())
     TABLE.write_text(with_gmacs(TABLE.read_text()) + new_rows())
+    PATH.with_suffix(".json").write_text(listed())

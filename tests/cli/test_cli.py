@@ -143,10 +143,10 @@ def test_predict_reports_what_it_can_not_read(run, tiny_file, write_pictures, tm
     )
 
 
-def test_predict_expands_patterns_that_a_shell_leaves(run, tiny_file, write_pictures):
-    write_pictures("a1.png", "a2.png", "[b].png")
-    found = json.loads(run("predict", tiny_file, "a*.png", "[b].png", "--json")[0])
-    assert [each["file"] for each in found] == ["a1.png", "a2.png", "[b].png"]
+def test_options_may_precede_images(run, tiny_file, write_pictures):
+    write_pictures("a.png", "b.png")
+    found = json.loads(run("predict", tiny_file, "--top", 1, "--json", "a.png", "b.png")[0])
+    assert [each["file"] for each in found] == ["a.png", "b.png"]
 
 
 def test_predict_of_a_model_whose_outputs_are_not_finite(run, tiny_file, write_pictures, tmp_path):
@@ -155,19 +155,17 @@ def test_predict_of_a_model_whose_outputs_are_not_finite(run, tiny_file, write_p
     bias.assign([0.0, np.nan])
     model.save(tmp_path / "nan.keras")
     write_pictures("a.png")
-    out, _ = run("predict", "nan.keras", "a.png", "--json", code=1)
-    assert "not finite" in json.loads(out)[0]["error"]
+    assert "must be finite" in run("predict", "nan.keras", "a.png", "--json", code=1)[1]
 
 
 def test_explore(run, tiny_file, write_pictures, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))  # The shell leaves "~" in quotes and after "=".
     write_pictures("photos/a.png")
-    for name in ("b.HEIC", "c.psd", "d.erf"):
-        (tmp_path / "photos" / name).write_bytes(b"of a telephone")
     explore = "explore", tiny_file, "--output=~/page.html", "--heads", "mean"
-    out, err = run(*explore, "~/photos", code=1)
-    assert out.startswith("Wrote") and "b.HEIC" in err and "3 of 4 images" in err
+    assert run(*explore, "~/photos")[0].startswith("Wrote")
     assert "a.png" in (tmp_path / "page.html").read_text("utf-8")
+    (tmp_path / "photos" / "b.HEIC").write_bytes(b"of a telephone")
+    assert "b.HEIC" in run(*explore, "~/photos", code=1)[1]
     _, err = run(*explore, "none.png", code=1)
     assert "No such file" in err and "decoded" not in err
 
@@ -185,7 +183,8 @@ def test_export_passes_on_what_is_given(run, calls, tiny_file):
 def test_convert(run, tmp_path):
     names = "a.safetensors", "b.keras", "d.safetensors"
     for before, after in zip(("cait_mini_cifar10", *names), names, strict=False):
-        assert "684,458" in run("convert", before, after, "--model", "CaiT_Mini")[0]
+        model = () if before.endswith(".keras") else ("--model", "CaiT_Mini")
+        assert "684,458" in run("convert", before, after, *model)[0]
     with safe_open("a.safetensors", "np") as first, safe_open("d.safetensors", "np") as last:
         assert sorted(first.keys()) == sorted(last.keys())
         for name in first.keys():  # noqa: SIM118 - a file is no dictionary
@@ -196,12 +195,12 @@ def test_list(run):
     out, _ = run("list")
     assert all(name in out for name in kv.list_models())
     out, _ = run("list", "*xs36")
-    assert "CaiT_XS36" in out and "depth" in out and "CaiT_S36" not in out
+    assert "CaiT_XS36" in out and "GMACs" in out and "CaiT_S36" not in out
     for pattern in ("cait_s36*", "CaiT_S36"):
         rows = json.loads(run("list", "--weights", pattern, "--json")[0])
         assert [row["name"] for row in rows] == ["cait_s36_384.fb_dist_in1k"]
     assert "cait_xxs24_224.fb_dist_in1k" in run("list", "--weights", "CaiT_XXS24")[0]
-    assert run("list", "--recipes")[0].split() == kv.training.list_recipes()
+    assert all(f" {name} " in run("list", "--recipes")[0] for name in kv.training.list_recipes())
     assert run("list", "--recipes", "cait")[0] == f"{kv.training.recipes.get('cait')}\n"
 
 

@@ -122,7 +122,7 @@ SOURCES = {
     "two classes. Received: array([7": (X, [7] * 40),
     "Received: ...nan... for 1": (X, np.where(np.eye(40)[1], np.nan, 0.5)),
     "Received: ...inf... for 1": (X, np.where(np.eye(2)[Y % 2] * [0, 1], np.inf, 0)),
-    "Received: ...datetime64": (X, np.full(40, "2020-01-01", "M8[D]")),
+    "Received: datetime.date(2020, 1, 1)": (X, np.full(40, "2020-01-01", "M8[D]")),
     "channels])...Received: (40, 6)": (X[:, :, 0, 0], Y),
     "Images of the train split ...int64": (X.astype("int64"), Y),
     "in 0..1, and not normalized. Received: 'float32 in 255..255'": (X + np.float32(255), Y),

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from harness import FAMILIES, array, close, numbers, randomize
 from safetensors.numpy import load_file
-from sizes import COUNTS, PATH, gmacs, stub
+from sizes import COUNTS, PATH, gmacs, listed, stub
 
 import keras_vitx as kv
 from keras_vitx.layers import MLP, PatchEmbedding, TalkingHeadsAttention
@@ -104,6 +104,7 @@ def test_registry():
 
 def test_editors_see_the_parameters_of_today():
     assert PATH.read_text() == stub(), "run `make sizes`"
+    assert PATH.with_suffix(".json").read_text() == listed(), "run `make sizes`"
 
 
 # What any family refuses; arguments of one are in errors/model_errors.py.

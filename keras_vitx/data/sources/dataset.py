@@ -255,7 +255,8 @@ def _numbers(given: Any, images: Images, names: tuple[str, ...] | None) -> np.nd
 def _check_each(valid: np.ndarray, rule: str, labels: Any, images: Images) -> None:
     """Raise a ValueError of the first label that is not valid, and its image."""
     for index in np.flatnonzero(~valid)[:1]:
-        raise ValueError(f"{rule} Received: {labels[index]!r:.100} for {images.id(index)}.")
+        label = np.asarray(labels).tolist()[index]
+        raise ValueError(f"{rule} Received: {label!r:.100} for {images.id(index)}.")
 
 
 def is_regression(labels: np.ndarray) -> bool:
