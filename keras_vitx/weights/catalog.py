@@ -113,8 +113,7 @@ def _checkpoint(row: str, source: str = "hf://timm/") -> Checkpoint:
 CIFAR10 = "airplane automobile bird cat deer dog frog horse ship truck"
 # timm's, by benchmarks/timm_names.py. If several fit a size, "imagenet" prefers earlier rows.
 TIMM = files(__package__).joinpath("timm.tsv").read_text("utf-8")
-# Those of authors and of this package, by source.
-OTHERS = files(__package__).joinpath("others.tsv").read_text("utf-8")
+OTHERS = files(__package__).joinpath("others.tsv").read_text("utf-8")  # Of authors; shipped.
 
 OF_TIMM = {"num_classes": "classes", "img_size": "input_shape", "pretrained": "weights"}
 OF_TIMM |= {"drop_path_rate": "drop_path", "drop_rate": "dropout", "in_chans": "input_shape"}

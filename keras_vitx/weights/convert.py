@@ -12,6 +12,7 @@ import numpy as np
 
 from keras_vitx.positions import Grid, resample
 from keras_vitx.text import shortened
+from keras_vitx.weights.catalog import CONSTRUCTORS
 from keras_vitx.weights.names import (
     IGNORED,
     TABLES,
@@ -106,10 +107,7 @@ def convert(file: WeightsFile, model, strict: bool = True) -> Conversion:
         origin = f", saved from a {file.size}," if file.size else ""
         lines = [f"The file{origin} doesn't fit the model {model.name!r}."]
         if missing and all(map(is_head, missing)):
-            lines[0] += (
-                " It has no classifier: build with include_top=False, or with classes= or "
-                "strict=False, which starts one."
-            )
+            lines[0] += " It has no classifier: include_top=False, or classes=, which starts one."
         for names, problem in (
             (missing, "missing from the file"),
             (extra, "not in the model"),
@@ -117,10 +115,21 @@ def convert(file: WeightsFile, model, strict: bool = True) -> Conversion:
         ):
             if names:
                 lines.append(f"- {len(names)} {problem}: {shortened(names, 8)}")
+        if wrong and (sizes := _sizes_of(file.arrays)):
+            lines.append(f"Its width, depth and patches are those of {shortened(sizes, 4)}.")
         raise ValueError("\n".join(lines))
     values = ((one[0].variable, _read(*one, file.antialias)) for one in matches)
     head = has_head and not any(map(is_head, missing)) if own_classes else None
     return Conversion(values, head, missing, extra)
+
+
+def _sizes_of(arrays: dict[str, StoredArray]) -> list[str]:
+    """Return the sizes of the width, the depth and the patches of a file with timm's names."""
+    patches = arrays.get("patch_embed.proj.weight")
+    depth = len({name.split(".")[1] for name in arrays if name.startswith("blocks.")})
+    own = patches and (patches.shape[0], depth, patches.shape[-1])
+    sizes = {name: {"dim": 0, "patch_size": 16} | one.data for name, one in CONSTRUCTORS.items()}
+    return [n for n, d in sizes.items() if own == (d["dim"], d.get("depth"), d["patch_size"])]
 
 
 def to_checkpoint(model) -> dict[str, np.ndarray]:

@@ -53,6 +53,22 @@ def test_inference(case):
         np.testing.assert_array_equal(found[i - 1][:, 1:], found[i][:, 1:])
 
 
+def test_a_modified_tower_starts_as_it_was_trained():
+    """CLIP's, with heads mixed by the identity and Context Broadcasting of scale 0."""
+
+    def attention(index):
+        mix = kv.layers.HeadMixing(kernel_initializer="identity", name="mix")
+        return kv.layers.Attention(3, on_weights=[mix])
+
+    def mlp(index):
+        context = kv.layers.ContextBroadcasting(scale=0.0, name="context")
+        return kv.layers.MLP(activation="quick_gelu", on_output=[context])
+
+    changed = GOLDEN_CASES["clip"](attention=attention, mlp=mlp, strict=False)
+    golden = loaded("clip")[1]
+    close(changed.predict(golden["input"], verbose=0), golden["logits"])
+
+
 @contextlib.contextmanager
 def restored(variables):
     """Restore the values of variables."""

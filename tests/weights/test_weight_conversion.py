@@ -100,6 +100,12 @@ def test_a_file_of_ours_says_what_it_was_saved_from(tmp_path):
         kv.ViT_Ti(weights=path, input_shape=(32, 32, 3))
 
 
+def test_a_file_of_another_size_names_its_own(file_of):
+    path = file_of(kv.ViT_Ti(input_shape=(32, 32, 3)))
+    with pytest.raises(ValueError, match=r"151 of another shape.*\n.*are those of ViT_Ti"):
+        kv.ViT_S(weights=path, input_shape=(32, 32, 3))
+
+
 def test_buffers_that_no_model_needs_are_left(file_of):
     buffers = {
         "blocks.0.attn.reatten_norm.num_batches_tracked": np.array(3),
