@@ -86,7 +86,7 @@ test-oldest test-newest: test-%:
 	$(VERSION_TESTS) || exit 1; done
 
 # What uses packages too large for every run of the tests: searches, trackers, Ray.
-OTHERS ?= optuna==5.0.0 keras-tuner==1.4.8 wandb==0.31.0 mlflow-skinny==3.17.2 pandas ray[data]==2.60.0
+OTHERS ?= optuna==5.0.0 keras-tuner==1.4.8 wandb==0.31.0 mlflow-skinny==3.17.2 six pandas ray[data]==2.60.0
 test-others:
 	$(PYTHON) -m venv --clear .venv-others
 	.venv-others/bin/python -m pip install -q -c $(CONSTRAINTS) "$(TORCH)" -e ".[torch,plots]" pytest hypothesis
