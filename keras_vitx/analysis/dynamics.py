@@ -152,7 +152,7 @@ def converged_at(values: Sequence[float], within: float = 0.001) -> int:
     """Return the first epoch, from 1, whose accuracy is at most `within` below the best one.
 
     Refiner's Table 1 lists such epochs but does not define them; this is our reading, with a tenth
-    of a point. For a run of `keras_vitx.fit`: `converged_at(history.history["val_accuracy"])`.
+    of a point. After `run = keras_vitx.fit(...)`: `converged_at(run.history["val_accuracy"])`.
 
     Args:
         values: The accuracy after each epoch, in 0..1.

