@@ -31,7 +31,7 @@ WRITTEN = {
     "docs/devices.md": "python benchmarks/sharded_weights.py",
     "docs/accelerators.md": "python benchmarks/accelerator.py, compile_ahead.py",
     "docs/export.md": "python benchmarks/export.py",
-    "docs/real-network.md": "python benchmarks/pretrained.py",
+    "docs/real-network.md": "a program of a commit, which the page names",
     "docs/speed.md": "python benchmarks/speed.py --write",
 }
 CHECKPOINTS = {one.name: one for one in checkpoints_of(None)}
