@@ -1,5 +1,6 @@
 """Batches of images and labels: a chain of Grain's steps, prefetched and read as a `PyDataset`."""
 
+import atexit
 import dataclasses
 import functools
 import itertools
@@ -33,6 +34,7 @@ else:
 
 log = logging.getLogger(__name__)
 MAX_THREADS = 8  # More gain little because of Python's lock.
+STREAMS = weakref.WeakSet()  # To close: else processes would leave shared memory behind.
 Change = Callable[[int, tuple], tuple]
 IN_MEMORY_BYTES = 512 * 2**20
 """Maximum size of the cache of decoded images of a split."""
@@ -223,22 +225,17 @@ class ImageBatches(PyDataset):
     """The batches of a `Loader`, functions of the epoch and the index only, in any order of access.
 
     Images are normalized for a model or, with `pixels`, have the form of `keras_vitx.pixels`.
-    Grain prefetches batches in threads or, with `workers`, in processes, which import the main
-    module and end with this one; those of a loader with a seed, beyond the end of an epoch.
 
-    `kv.fit` reads `stream`. This is a `PyDataset` so that plain Keras takes it in `fit`, `evaluate`
-    and `predict`; its workers are not used, as they mix batches of two epochs. A full iteration
-    starts the next epoch by `on_epoch_end`, as does Keras's `fit`, also before the first epoch.
+    `kv.fit` and `kv.evaluate` read `stream`. This is a `PyDataset` so that plain Keras takes it in
+    `fit`, `evaluate` and `predict`, which read one batch after another, in one thread, as Keras's
+    workers mix batches of two epochs. A full iteration starts the next epoch by `on_epoch_end`, as
+    does Keras's `fit`, which also calls it before the first epoch: call `set_epoch` in a callback.
     """
 
     def __init__(self, loader: Loader, pixels: bool = False, changes: Sequence[Change] = ()):
         super().__init__(workers=1)
         self.loader, self.pixels, self.changes = loader, pixels, tuple(changes)
         self.epoch = 0
-        self._recent, self._next = {}, -1
-        self._streams: list[Iterator[tuple]] = []
-        # Also when the program ends, or processes would leave shared memory behind.
-        weakref.finalize(self, _close, self._streams)
 
     def replace(self, **options: Any) -> "ImageBatches":
         """Return these batches with other options of the loader.
@@ -283,27 +280,17 @@ class ImageBatches(PyDataset):
     def __getitem__(self, index: int) -> tuple:
         if not 0 <= index < len(self):
             raise IndexError(f"batch {index} of {len(self)}")
-        # Batches of an evaluation are the same in each epoch.
-        step = index if self.loader.seed is None else self.epoch * len(self) + index
-        if step not in self._recent:
-            # Keras reads the first two batches once before it begins.
-            self._recent = {**dict([*self._recent.items()][-1:]), step: self._read(step)}
-        return self._recent[step]
+        return _changed(self.changes, index, self.dataset()[self._first() + index])
 
-    def _read(self, step: int) -> tuple:
-        """Return the batch of a step, from a stream if it follows the last step."""
-        follows, self._next = self._next == step, step + 1
-        if not follows:
-            _close(self._streams)
-            return _changed(self.changes, step % len(self), self.dataset()[step])
-        if not self._streams:
-            self._streams.append(self.stream(step))
-        return next(self._streams[0])
+    def _first(self) -> int:
+        """Return the step at which the epoch begins; those of an evaluation are the same."""
+        return 0 if self.loader.seed is None else self.epoch * len(self)
 
     def stream(self, step: int = 0) -> Iterator[tuple]:
         """Return a generator of batches from a step on, counted from the first epoch on.
 
-        It has no end, or that of an evaluation. Close it, or processes stay.
+        Without a seed it ends with the epoch. Grain prefetches in threads or, with `workers`, in
+        processes, which import the main module, and end with this one or when the stream is closed.
         """
         from absl import flags
         from grain import MultiprocessingOptions, ReadOptions
@@ -317,11 +304,12 @@ class ImageBatches(PyDataset):
             batches = self.loader.dataset()[rest].to_iter_dataset(ReadOptions(1, 1))
             batches = batches.mp_prefetch(MultiprocessingOptions(workers, per_worker_buffer_size=2))
             batches = self._finished(batches.map(lambda batch: Batch(*map(_own, batch))))
-        return _read(iter(batches), workers, self.changes, step, len(self))
+        stream = _read(iter(batches), workers, self.changes, step, len(self))
+        STREAMS.add(stream)
+        return stream
 
     def __iter__(self):
-        for index in range(len(self)):
-            yield self[index]
+        yield from itertools.islice(self.stream(self._first()), len(self))
         self.on_epoch_end()
 
     def on_epoch_end(self) -> None:
@@ -334,6 +322,12 @@ class ImageBatches(PyDataset):
         """Return the ids of the images of a batch: paths, or indices in the source."""
         first = (epoch * len(self) + index) * self.batch_size
         return [self.split.id(self.loader.position(first + i)) for i in range(self.batch_size)]
+
+
+@atexit.register
+def _close_streams():
+    for stream in list(STREAMS):
+        stream.close()
 
 
 def _read(iterator, workers, changes, first, steps):
@@ -352,11 +346,6 @@ def _changed(changes, index, batch):
     for change in changes:
         batch = change(index, batch)
     return batch
-
-
-def _close(streams):
-    while streams:
-        streams.pop().close()
 
 
 def _own(value: Any) -> Any:

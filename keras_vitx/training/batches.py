@@ -117,14 +117,15 @@ class UserBatches(keras.utils.PyDataset):
 def reads_in_turn(batches: Iterable) -> bool:
     """Return whether batches have no index, by which Keras reads the first two of them twice."""
     batches = batches.batches if isinstance(batches, UserBatches) else batches
-    return not isinstance(batches, keras.utils.PyDataset)
+    return isinstance(batches, ImageBatches) or not isinstance(batches, keras.utils.PyDataset)
 
 
 def one_pass(batches: Iterable) -> Iterable[tuple]:
-    """Return what Keras's `evaluate` reads: a `PyDataset`, or a generator of one pass."""
+    """Return what Keras's `evaluate` reads: a user's `PyDataset`, or a generator of one pass."""
     if not reads_in_turn(batches):
         return batches
-    return iter(batches if isinstance(batches, UserBatches) else UserBatches(batches))
+    is_known = isinstance(batches, (ImageBatches, UserBatches))
+    return iter(batches if is_known else UserBatches(batches))
 
 
 @contextlib.contextmanager

@@ -199,8 +199,7 @@ class _Released(AdamHooks):
         rule = f"`rate_factors` must have one factor per trainable variable, {len(variables)}."
         check(len(factors) == len(variables), rule, len(factors))
         super().build(variables)
-        decays = [is_decayed(v) and self.decays(v) for v in variables]
-        decays = [self.weight_decay if decay else 0.0 for decay in decays]
+        decays = [self.weight_decay * (is_decayed(v) and self.decays(v)) for v in variables]
         self.factors_and_decays = tuple(zip(factors, decays, strict=True))
         # Means, as replicas of TensorFlow differ; copies, as JAX donates arrays.
         self.averages = [
