@@ -17,7 +17,7 @@ import keras_vitx as kv
 import numpy as np
 import ray
 
-SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp"}
+SUFFIXES = ".txt", ".csv", ".json", ".xml", ".md", ".db", ".ini"  # Of files that are no images.
 
 
 class Features:
@@ -63,12 +63,12 @@ parser.add_argument("--batch-size", type=int, default=64)
 parser.add_argument("--gpus", type=float, default=0, help="GPUs per worker")
 options = parser.parse_args()
 
+# All but hidden files: which of them Pillow reads, it says itself.
 directory = Path(options.source)
-if directory.is_dir():
-    ids = sorted(str(p) for p in directory.rglob("*") if p.suffix.lower() in SUFFIXES)
-    source = None
-else:
-    ids, source = range(split_of(options.source).size), options.source
+ids = sorted(f for f in map(str, directory.rglob("*.*")) if not ("/." in f or f.endswith(SUFFIXES)))
+source = None if directory.is_dir() else options.source
+if source is not None:
+    ids = range(split_of(source).size)
 ray.data.from_items([{"id": id} for id in ids]).map_batches(
     Features,
     fn_constructor_args=(source, options.model, options.weights),
