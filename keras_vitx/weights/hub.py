@@ -40,10 +40,14 @@ def download(address: Address) -> Path:
 
     Raises an OSError if it can't be.
     """
-    from huggingface_hub import hf_hub_download
+    from huggingface_hub import errors, hf_hub_download
 
     repository, file, revision = address
-    return Path(hf_hub_download(repository, file, revision=revision))
+    try:
+        return Path(hf_hub_download(repository, file, revision=revision))
+    except errors.LocalEntryNotFoundError as error:
+        rule = "could not reach the hub for {}: pass `weights=FILE`, or `weights=None`"
+        raise OSError(rule.format(repository)) from error
 
 
 def stated_preprocessing(find: Callable[[str], Path]) -> Preprocessing | None:

@@ -215,10 +215,37 @@ def test_list(run):
         (["evaluate", "CaiT_Min", "fashion_mnist"], "CaiT_Mini"),
         (["evaluate", "tiny.keras", "fashion_mnist", "--weights", "none"], "--weights"),
         (["predict", "none.keras", "."], "none.keras"),
+        (["predict", "cut.keras", "a.png"], "cut.keras"),
+        (["predict", "tiny.keras"], "no images"),
+        (["predict", "tiny.keras", "a.png", "--batch-size", -3], "--batch-size. Must be >= 1"),
+        (["predict", "tiny.keras", "a.png", "--top", 1.6], "--top"),
+        (["evaluate", "tiny.keras", "a.csv", "--batch-size", 0], "--batch-size"),
+        (["evaluate", "tiny.keras", "latin.csv"], "latin.csv must be a CSV file in UTF-8"),
+        (["evaluate", "tiny.keras", "none.csv"], "none.csv"),
+        (["evaluate", "tiny.keras", "none.npz"], "none.npz"),
+        (["evaluate", "run/best.keras", "a.csv"], "run.json is damaged"),
+        (["train", "CaiT_Mini", "photoz"], "no such directory"),
+        (["train", "CaiT_Mini", "a.csv", "--epochs", 1.9], "--epochs"),
+        (["train", "CaiT_Mini", "a.csv", "--image-size", 32.9], "--image-size"),
+        (["train", "CaiT_Mini", "a.csv", "--devices", "abc"], "--devices"),
+        (["train", "CaiT_Mini", "a.csv", "--class-weight", "cat=2"], "--class-weight.cat 2"),
+        (
+            ["train", "CaiT_Mini", "a.csv", "--output", "run"],
+            "choose another --output, or --resume",
+        ),
+        (["explore", "tiny.keras", "a.png", "--output", "p.html", "--blocks", 77], "--blocks"),
+        (["explore", "tiny.keras", "a.png", "--output", "p.html", "--heads", 99], "--heads"),
+        (["convert", "a.safetensors", "b.keras"], "--model"),
+        (["list", "zzz"], "nothing matches"),
     ],
 )
-def test_an_error_is_one_line(run, tiny_file, write_pictures, words, expected):
+def test_an_error_is_one_line(run, tiny_file, write_pictures, tmp_path, words, expected):
     write_pictures("a.png")
+    (tmp_path / "run").mkdir()
+    files = {"latin.csv": b"file,label\na.png,ch\xe2t\n", "none.csv": b"", "none.npz": b""}
+    files |= {"cut.keras": b"PK\3\4", "run/run.json": b"{"}
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
     _, err = run(*words, code=1)
     assert err.startswith("Error:") and err.count("\n") == 1 and expected in err
 
