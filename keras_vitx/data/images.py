@@ -78,15 +78,6 @@ def _as_levels(images: np.ndarray) -> np.ndarray:
     return np.rint(images.astype("float32") * (255 if in_unit else 1)).astype("uint8")
 
 
-def check_pixels(images: np.ndarray, what: str) -> None:
-    """Raise a ValueError unless an array is uint8 or floats in 0..1."""
-    if images.dtype != np.uint8:
-        low, high = images.min(), images.max()
-        rule = f"{what} must be uint8 in 0..255 or floats in 0..1, and not normalized."
-        received = f"{images.dtype} in {low:g}..{high:g}"
-        check(images.dtype.kind == "f" and low >= 0 and high <= 1, rule, received)
-
-
 class FileBatch(NamedTuple):
     """A batch of `batches_of_files`."""
 
@@ -112,9 +103,6 @@ def batches_of_files(
         An iterator of named tuples of `paths`, the decoded files; `images`, float32 (len(paths),
         height, width, channels), the input of the model; and `errors`, the error of each other
         file, which names it.
-
-    Raises:
-        ValueError: if the model lacks the attributes that `preprocess_input` needs.
     """
     spec, paths = ModelInput.of(model, any_size=True), [Path(path) for path in paths]
     if None in spec.size:  # Each image keeps its own.

@@ -7,8 +7,6 @@ import numpy as np
 
 from keras_vitx.checks import PositiveInt, check, check_argument
 
-IMAGENET_CLASSES = resources.files(__package__) / "imagenet_classes.txt"
-
 
 def decode_predictions(predictions, top: int = 5, model=None) -> list[list[tuple]]:
     """Return the most probable classes per image, in descending order.
@@ -51,10 +49,7 @@ def decode_predictions(predictions, top: int = 5, model=None) -> list[list[tuple
 
 
 def class_names(model, count: int) -> tuple[str, ...]:
-    """Return the names of `count` classes: of the model, of ImageNet, or "class 0", ...
-
-    One output is the probability of the second of two classes.
-    """
+    """Return names of `count` outputs (1: of two): of the model, ImageNet's, or "class 0", ..."""
     from keras_vitx.outputs import class_names_of
 
     names, outputs, count = class_names_of(model), count, max(count, 2)
@@ -74,6 +69,6 @@ def unnamed_classes(count: int) -> tuple[tuple[str, str], ...]:
 @functools.cache
 def imagenet_classes() -> tuple[tuple[str, str], ...]:
     """Return (WordNet id, first name) of each of the 1,000 ImageNet classes."""
-    lines = IMAGENET_CLASSES.read_text("utf-8").splitlines()
-    rows = (line.split("\t") for line in lines if not line.startswith("#"))
+    text = (resources.files(__package__) / "imagenet_classes.txt").read_text("utf-8")
+    rows = (line.split("\t") for line in text.splitlines() if not line.startswith("#"))
     return tuple((synset, lemmas.split(",")[0]) for synset, lemmas in rows)

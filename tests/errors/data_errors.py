@@ -125,7 +125,7 @@ SOURCES = {
     "Received: datetime.date(2020, 1, 1)": (X, np.full(40, "2020-01-01", "M8[D]")),
     "channels])...Received: (40, 6)": (X[:, :, 0, 0], Y),
     "Images of the train split ...int64": (X.astype("int64"), Y),
-    "in 0..1, and not normalized. Received: 'float32 in 255..255'": (X + np.float32(255), Y),
+    "in 0..1, not normalized. Received: 'float32 in 255..255'": (X + np.float32(255), Y),
     "`source` must be a directory ...cifar10, and there is no such": "cifar10",
 }
 LAYOUTS = {

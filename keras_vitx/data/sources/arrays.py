@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from keras_vitx.checks import check
-from keras_vitx.data.images import check_pixels, with_channel_axis
+from keras_vitx.data.images import with_channel_axis
 from keras_vitx.data.sources.dataset import ArrayImages, Dataset, dataset_of
 
 FASHION_MNIST = Path(__file__).parents[1] / "fashion_mnist" / "sample.npz"
@@ -46,6 +46,10 @@ def _dataset(name: str, pairs: dict[str, tuple], class_names: Any = None) -> Dat
     for split, (images, labels) in pairs.items():
         rule = "`source` must have images (n, height, width[, channels]), or use `from_files`."
         images = with_channel_axis(np.asarray(images), 4, rule)
-        check_pixels(images, f"Images of the {split} split")
+        if images.dtype != np.uint8:
+            low, high = images.min(), images.max()
+            rule = f"Images of the {split} split must be uint8 or floats in 0..1, not normalized."
+            is_unit = images.dtype.kind == "f" and low >= 0 and high <= 1
+            check(is_unit, rule, f"{images.dtype} in {low:g}..{high:g}")
         splits[split] = ArrayImages(images), labels
     return dataset_of(name, splits, class_names)

@@ -9,18 +9,15 @@ from typing import Any
 
 from keras_vitx.checks import check
 
-SPLITS = {
-    "train": ("train",),
-    "validation": ("val", "valid", "validation"),
-    "test": ("test",),
-}
-"""The names of each split, in lower case."""
+SPLITS = {"val": "validation", "valid": "validation"}
+SPLITS |= {name: name for name in ("train", "validation", "test")}
+"""Splits by their names, in lower case."""
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
 
 
 def split_of(name: str) -> str | None:
     """Return the split of a name in `SPLITS`, in any case; None if it is no split's."""
-    return next((split for split, names in SPLITS.items() if name.lower() in names), None)
+    return SPLITS.get(name.lower())
 
 
 def name_of(label: object) -> str | None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from keras_vitx.checks import check
 from keras_vitx.data.sources.dataset import Dataset, ImageFiles, dataset_of, read_labels
-from keras_vitx.data.sources.names import SPLITS, split_of
+from keras_vitx.data.sources.names import split_of
 
 COLUMNS = ["file", "label"], ["file", "label", "split"]
 
@@ -70,6 +70,6 @@ def _dataset(
     labels, keys = np.asarray(read_labels(images, labels)), [split_of(str(x)) for x in split]
     rule = "`split` must be train, val or test for each file."
     check(len(keys) == len(labels) and None not in keys, rule, {*split})
-    rows = {key: np.flatnonzero(np.array(keys) == key) for key in SPLITS if key in keys}
+    rows = {key: np.flatnonzero(np.array(keys) == key) for key in dict.fromkeys(keys)}
     splits = {key: (images[found], labels[found]) for key, found in rows.items()}
     return dataset_of(name, splits, class_names)
