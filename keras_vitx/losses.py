@@ -6,6 +6,7 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_vitx.checks import check
 from keras_vitx.keras_internals import logits_of
 
 
@@ -203,11 +204,8 @@ class FunctionLoss(keras.losses.Loss):
 def as_loss(loss: object) -> keras.losses.Loss:
     """Return one compiled loss as an object that averages over a batch."""
     losses = keras.tree.flatten(loss)
-    if len(losses) != 1:
-        raise ValueError(
-            "`loss` must be one loss, or a dictionary with one per head, as in "
-            f"`keras_vitx.losses.PerHead`. Received: {loss!r}."
-        )
+    rule = "`loss` must be one loss, or a dictionary with one per head, as in `losses.PerHead`."
+    check(len(losses) == 1, rule, loss)
     loss = keras.losses.get(losses[0])
     return loss if isinstance(loss, keras.losses.Loss) else FunctionLoss(loss)
 

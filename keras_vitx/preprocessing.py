@@ -144,11 +144,9 @@ class ModelInput:
             return model
         shape = getattr(model, "input_shape", None)
         is_shape = isinstance(shape, tuple) and len(shape) == 4
-        if not is_shape or None in (shape[-1:] if any_size else shape[1:]):
-            raise ValueError(
-                "`model` must have an input of shape (None, height, width, channels). Received: "
-                f"{shape}."
-            )
+        is_known = is_shape and None not in (shape[-1:] if any_size else shape[1:])
+        rule = "`model` must have an input of shape (None, height, width, channels)."
+        check(is_known, rule, shape)
         stated = getattr(model, "preprocessing", None)
         if stated is None:
             raise ValueError(
@@ -157,11 +155,8 @@ class ModelInput:
                 "the model that it was made from. Received: a model without."
             )
         preprocessing = Preprocessing.of(stated)
-        if len(preprocessing.mean) != shape[-1]:
-            raise ValueError(
-                f"`model` must have a mean and a std for each of {shape[-1]} channels. Received: "
-                f"{preprocessing.mean} and {preprocessing.std}."
-            )
+        rule = f"`model` must have a mean and a std for each of {shape[-1]} channels."
+        check(len(preprocessing.mean) == shape[-1], rule, (preprocessing.mean, preprocessing.std))
         return cls(shape, preprocessing)
 
     @property

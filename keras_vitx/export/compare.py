@@ -11,6 +11,7 @@ from PIL import Image
 
 from keras_vitx import data
 from keras_vitx.backend import without_gradients
+from keras_vitx.checks import check
 from keras_vitx.keras_internals import sublayers
 from keras_vitx.preprocessing import IMAGENET_INCEPTION, ModelInput
 
@@ -88,11 +89,8 @@ def check_equal(
         halves = (each.compute_dtype in ("float16", "bfloat16") for each in layers)
         is_rounded = any(halves) or any(each.quantization_mode for each in layers)
         tolerance = TOLERANCE_ROUNDED if is_rounded else TOLERANCE
-    if not difference <= tolerance:
-        raise ValueError(
-            f"The outputs must be those of model {model.name!r}. Received: a difference of "
-            f"{difference:.2g} of the largest output; tolerance is {tolerance:g}."
-        )
+    rule = f"The outputs must be those of {model.name!r} within {tolerance:g} of the largest."
+    check(difference <= tolerance, rule, f"a difference of {difference:.2g}")
     return difference
 
 

@@ -4,6 +4,7 @@ import math
 
 import keras
 
+from keras_vitx.checks import check
 from keras_vitx.keras_internals import sublayers
 from keras_vitx.layers import ImagePreprocessing
 from keras_vitx.outputs import outputs_of
@@ -35,11 +36,9 @@ def with_outputs(model: keras.Model, outputs: str | None) -> keras.Model:
     if outputs is None or (outputs,) == output_names(model):
         return model
     kind = kind_of(model)
-    if outputs not in ("logits", "probabilities") or kind is None:
-        raise ValueError(
-            "`outputs` must be None, or 'logits' or 'probabilities' of a classifier. "
-            f"Received: {outputs!r} of a model that returns {output_names(model)}."
-        )
+    is_known = outputs in ("logits", "probabilities") and kind is not None
+    rule = "`outputs` must be None, or 'logits' or 'probabilities' of a classifier."
+    check(is_known, rule, outputs)
     if outputs == "probabilities":
         # A softmax over one output would be 1.
         activation = "softmax" if model.output_shape[-1] > 1 else "sigmoid"

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_vitx.checks import check_argument
+from keras_vitx.checks import check, check_argument
 from keras_vitx.layers.base import Layer, register
 from keras_vitx.preprocessing import ModelInput, Preprocessing, check_levels, scaled_size
 
@@ -100,11 +100,9 @@ class ImagePreprocessing(Layer):
         return cls(**{"size": images.size, **images.preprocessing.to_dict(), **changes})
 
     def build(self, input_shape):
-        if len(input_shape) != 4 or input_shape[-1] != len(self.mean):
-            raise ValueError(
-                f"Images must be (batch, height, width, {len(self.mean)}), one channel for each "
-                f"value of `mean`. Received: {tuple(input_shape)}."
-            )
+        is_shape = len(input_shape) == 4 and input_shape[-1] == len(self.mean)
+        rule = f"Images must be (n, height, width, {len(self.mean)}), one channel for each `mean`."
+        check(is_shape, rule, tuple(input_shape))
         self.image_size = tuple(input_shape[1:3])
         if None not in self.image_size:
             self.constants = self._matrices(np, *self.image_size)

@@ -174,11 +174,8 @@ class ImageModel(keras.Model):
         ValueError refuses the legacy format, which can't be read.
         """
         path = str(filepath)
-        if path.endswith((".h5", ".hdf5")):
-            raise ValueError(
-                "`filepath` must end in .keras, or be given to `save_weights` and end in "
-                f".weights.h5. Received: {path!r}, of Keras's legacy format."
-            )
+        rule = "`filepath` must end in .keras; `save_weights` writes .weights.h5."
+        check(not path.endswith((".h5", ".hdf5")), rule, path)
         is_local = path.endswith(".keras") and "hf://" not in path and zipped is not False
         if not is_local or (not overwrite and Path(path).exists()):
             return super().save(filepath, overwrite, zipped, **kwargs)

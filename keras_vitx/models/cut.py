@@ -2,6 +2,7 @@
 
 import keras
 
+from keras_vitx.checks import check
 from keras_vitx.keras_internals import nodes
 from keras_vitx.models.chain import Chain
 
@@ -33,18 +34,13 @@ def as_chain(model: keras.Model) -> Chain:
         # Keras records the default `training=False`, and replaces it when the model runs.
         is_plain = len(args) == 1 and all(value in (None, False) for value in kwargs.values())
         is_layer = isinstance(node.operation, keras.layers.Layer)
-        if not (is_layer and is_plain and _ids(args) == _ids(end)) or node.operation in layers:
-            raise ValueError(
-                "`model` must be a line of layers, in which each takes the output of the one "
-                f"before. Received: {model.name!r}, of which {node.operation.name!r} does not."
-            )
+        is_next = is_layer and is_plain and _ids(args) == _ids(end) and node.operation not in layers
+        rule = "`model` must be a line of layers, each of which takes the output of the one before."
+        check(is_next, rule, node.operation.name)
         layers.append(node.operation)
         end = node.outputs
-    if _ids(end) != _ids(functional.outputs):
-        raise ValueError(
-            "`model` must have the output of its last layer. "
-            f"Received: {model.name!r} with {len(functional.outputs)} outputs."
-        )
+    is_last = _ids(end) == _ids(functional.outputs)
+    check(is_last, "`model` must have the output of its last layer.", functional.outputs)
     layers = [
         one for each in layers for one in (each.layers if isinstance(each, Chain) else [each])
     ]

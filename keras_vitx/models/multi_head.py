@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import keras
 from keras import ops
 
+from keras_vitx.checks import check
 from keras_vitx.layers.base import optimizer_of
 from keras_vitx.layers.ops import COMPILES_BLOCKS, scalars_on_device, without_modes
 from keras_vitx.layers.recording import Tensor
@@ -185,21 +186,15 @@ class MultiHeadTraining:
         """Return labels or sample weights by name."""
         if not isinstance(values, dict):
             return {"head": values}
-        if "head" not in values or (self.heads and not set(values) <= set(self.heads)):
-            raise ValueError(
-                "A dictionary of labels or sample weights must have 'head', and no names but "
-                f"{', '.join(map(repr, self.heads or ['those of the losses']))}. "
-                f"Received: {sorted(values)}."
-            )
+        is_known = "head" in values and (not self.heads or set(values) <= set(self.heads))
+        known = [*self.heads] or "those of the losses"
+        rule = f"Labels or sample weights by name must have 'head', and no names but {known}."
+        check(is_known, rule, sorted(values))
         return values
 
 
 def _check_names(argument, names, known):
-    if not set(names) <= set(known):
-        raise ValueError(
-            f"`{argument}` must have the names {', '.join(map(repr, known))}. "
-            f"Received: {', '.join(map(repr, names))}."
-        )
+    check(set(names) <= set(known), f"`{argument}` must have the names {[*known]}.", [*names])
 
 
 def _by_head(logits: Tensor | dict[str, Tensor]) -> dict[str, Any]:

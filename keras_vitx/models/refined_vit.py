@@ -102,7 +102,7 @@ def RefinedViT(
     check_counts(minimum=0, shared_depth=shared_depth)
     check_argument("refiner", refiner, Literal["released", "paper"] | None)
     of_paper = refiner != "released" or (reduction and constraint is None)
-    rule = "`reduction` and `constraint` must be left out but of 'paper'."
+    rule = "`reduction` and `constraint` must be left out unless refiner is 'paper'."
     check(of_paper, rule, (reduction, constraint))
     size = dim // num_heads
 

@@ -40,17 +40,15 @@ def apply_settings(model: keras.Model, recipe: Recipe) -> None:
     """
     chains = [part for part in sublayers(model) if is_chain(part) and part.blocks]
     if recipe.drop_path is not None:
-        if not chains:
-            rule = "`drop_path` must be None for a model without a `Chain` of blocks."
-            raise ValueError(f"{rule} Received: {recipe.drop_path}.")
+        rule = "`drop_path` must be None for a model without a `Chain` of blocks."
+        check(chains, rule, recipe.drop_path)
         for chain in chains:
             chain.set_drop_path(recipe.drop_path, recipe.drop_path_schedule)
     if recipe.similarity is not None:
         set_similarity(model, recipe.similarity, recipe.similarity_depth or 1)
     if recipe.remat is not None:
-        if not is_chain(model):
-            rule = "`remat` must be None for a model that is not a `Chain`: use `keras.RematScope`."
-            raise ValueError(f"{rule} Received: {recipe.remat}.")
+        rule = "`remat` must be None for a model that is not a `Chain`: use `keras.RematScope`."
+        check(is_chain(model), rule, recipe.remat)
         model.remat = recipe.remat
     if recipe.crop_ratio is not None:
         preprocessing = ModelInput.of(model).preprocessing
@@ -151,11 +149,9 @@ def with_teacher(
     known = (class_names, classifier.class_names)
     names = next((each for each in known if each and not are_numbers(each)), None)
     own = class_names_of(teacher)
-    if names and own and tuple(names) != own and not are_numbers(own):
-        raise ValueError(
-            "`teacher` must have the classes of the data, or the model, in the same order, "
-            f"({', '.join(names[:5])}). Received: ({', '.join(own[:5])})."
-        )
+    is_same = not (names and own) or tuple(names) == own or are_numbers(own)
+    rule = f"`teacher` must have the classes of the data, or the model, in order: {names}."
+    check(is_same, rule, own)
     kind = recipe.distillation or "hard"
     return Distillation(teacher, kind, recipe.temperature, recipe.distillation_weight)
 
@@ -243,9 +239,8 @@ def _permute(heads, order):
 
 def _initialize(heads):
     for layer in heads:
-        if layer.quantization_mode is not None:
-            rule = "`model` must have a classifier of the data's classes if it is quantized."
-            raise ValueError(f"{rule} Received: {layer.name}.")
+        rule = "`model` must have a classifier of the data's classes if it is quantized."
+        check(layer.quantization_mode is None, rule, layer.name)
         initializers = {
             "kernel": layer.kernel_initializer,
             "bias": layer.bias_initializer,

@@ -139,11 +139,9 @@ def weights_by_label(
     """Return the weight of each label, from weights by label or name; others weigh 1."""
     label_of = {name: label for label, name in enumerate(class_names or ())}
     by_label = {label_of.get(key, key): float(weight) for key, weight in weights.items()}
-    if unknown := by_label.keys() - set(range(classes)):
-        raise ValueError(
-            f"`class_weight` must have labels in 0..{classes - 1} or names of classes as keys. "
-            f"Received: {unknown.pop()!r}."
-        )
+    unknown = by_label.keys() - set(range(classes))
+    rule = f"`class_weight` must have labels in 0..{classes - 1} or names of classes as keys."
+    check(not unknown, rule, next(iter(unknown), None))
     return tuple(by_label.get(label, 1.0) for label in range(classes))
 
 

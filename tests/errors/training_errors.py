@@ -136,7 +136,7 @@ ERRORS = {
         "built": lambda: outputs_of(keras.Sequential([keras.layers.Dense(3)])),
         # Recipes
         "'learning_rat'...'learning_rate'": lambda: MINE.replace(learning_rat=1e-3),
-        "'finetun'...'finetune'": lambda: training.recipes.get("finetun"),
+        "'finetune' ... Received: 'finetun'": lambda: training.recipes.get("finetun"),
         "`similarity` ...2 blocks share": lambda: set_similarity(FAMILIES["DeepViT"](), 0.6, 1),
         "`similarity` ...5 blocks": lambda: set_similarity(FAMILIES["RefinedViT"](depth=4), 0.6, 4),
         "`drop_path`": lambda: training.apply_settings(small(), Recipe("mine", drop_path=0.1)),

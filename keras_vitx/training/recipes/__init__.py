@@ -4,6 +4,7 @@ import importlib
 import os
 import pkgutil
 
+from keras_vitx.checks import check
 from keras_vitx.text import nearest
 from keras_vitx.training.recipe import Recipe
 
@@ -22,9 +23,6 @@ def get(recipe: str | os.PathLike | Recipe) -> Recipe:
         return recipe
     if isinstance(recipe, os.PathLike) or os.path.isdir(recipe):
         return Recipe.read(recipe)
-    if recipe not in list_recipes():
-        raise ValueError(
-            "`recipe` must be the name of a recipe, the directory of a run or a `Recipe`. "
-            f"Received: {recipe!r}. {nearest(recipe, list_recipes())}"
-        )
+    rule = "`recipe` must be the name of a recipe, the directory of a run or a `Recipe`."
+    check(recipe in list_recipes(), f"{rule} {nearest(recipe, list_recipes())}", recipe)
     return importlib.import_module(f"{__name__}.{recipe}").RECIPE
