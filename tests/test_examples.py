@@ -23,7 +23,7 @@ from keras_vitx.export import FORMATS
 LONG = {"refined_bert": 310}
 """tests/examples runs it."""
 HAVE_TESTS = {"predict_with_ray", "exported", "serve_fastapi", "tensorflow_serving"}
-HAVE_TESTS |= {"real_labels", *LONG}
+HAVE_TESTS |= {"real_labels", "zero_shot", *LONG}
 """They need arguments or clients, and have tests of their own."""
 PROGRAMS = sorted({path.stem for path in (ROOT / "examples").glob("*.py")} - HAVE_TESTS)
 PROGRAMS += ["segmentation/train"]
