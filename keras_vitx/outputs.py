@@ -4,6 +4,8 @@ from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import keras
 
+from keras_vitx.checks import check
+
 Kind = Literal["logits", "softmax", "sigmoid"]
 
 # Keyed by function, because an activation may be given as a name, a function or a layer.
@@ -59,12 +61,9 @@ def outputs_of(model: keras.Model) -> Outputs:
         raise ValueError(
             f"`model` must be a built functional or sequential model. Received: {described(model)}."
         ) from error
-    if isinstance(shape, dict) or len(shape) != 2 or not isinstance(shape[-1], int):
-        raise ValueError(
-            "`model` must be a classifier, with one output of shape (batch, classes). "
-            f"Received: {described(model)}, with output shape {shape}. Put pooling and a "
-            "`keras.layers.Dense(classes)` on top."
-        )
+    is_known = not isinstance(shape, dict) and len(shape) == 2 and isinstance(shape[-1], int)
+    rule = "`model` must be a classifier, with one output of shape (batch, classes): put pooling "
+    check(is_known, rule + "and a `keras.layers.Dense(classes)` on top.", f"output shape {shape}")
     for layer in reversed(layers_of(model)):
         if isinstance(layer, keras.layers.Average):
             inputs = [(keras.utils.get_source_inputs(each), each) for each in layer.input]

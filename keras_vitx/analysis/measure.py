@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 
 from keras_vitx.analysis import measures as m
 from keras_vitx.analysis.trace import BlockTrace, as_array, trace
-from keras_vitx.checks import check_argument
+from keras_vitx.checks import check, check_argument
 from keras_vitx.keras_internals import sublayers
 from keras_vitx.layers import ContextBroadcasting, PositionalAttention, ReAttention
 
@@ -101,11 +101,7 @@ def measure(
     if measures is None:
         return {name: result for name, result in results.items() if result}
     for name, result in results.items():
-        if not result:
-            raise ValueError(
-                f"The measure {name!r} needs {selection[name].needs}: no block of the model "
-                f"{model.name!r} has that."
-            )
+        check(result, f"The measure {name!r} needs {selection[name].needs}.", model.name)
     return results
 
 

@@ -139,13 +139,9 @@ class MultiHeadTraining:
             )
         loss = loss if isinstance(loss, PerHead) else PerHead({"head": as_loss(loss)})
         if len(outputs) == 1:
-            if not set(labels) <= set(loss.losses):
-                raise ValueError(
-                    "`y` must have no names but those of the losses for a model with one "
-                    "classifier: compile it with a dictionary of losses, or a "
-                    f"`keras_vitx.losses.PerHead`. Received: labels {sorted(labels)}, and "
-                    f"losses for {sorted(loss.losses)}."
-                )
+            known = sorted(loss.losses)
+            rule = f"`y` must have no names but those of the losses, {known} (`losses.PerHead`)."
+            check(set(labels) <= set(known), rule, sorted(labels))
             outputs = dict.fromkeys(labels, outputs["head"])
         own = self.logit_layers[-1].loss_weights if self.heads else {}
         factors, total = {**own, **loss.weights}, 0.0

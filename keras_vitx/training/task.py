@@ -8,6 +8,7 @@ import keras
 import numpy as np
 from numpy.typing import ArrayLike
 
+from keras_vitx.checks import check
 from keras_vitx.losses import SigmoidCrossentropy, SmoothedCrossentropy
 from keras_vitx.outputs import Outputs
 
@@ -77,12 +78,12 @@ def task_of(outputs: Outputs, labels: ArrayLike) -> Task:
         if outputs.kind == "logits" and labels.dtype.kind == "f":
             return Task("regression", outputs)
     elif labels.ndim == 1 and integral:
-        if labels.min() < 0 or labels.max() >= classes:
-            raise ValueError(
-                f"Labels must be in 0..{classes - 1} for a model of {classes} outputs. Received: "
-                f"{labels.min():.0f}..{labels.max():.0f}. Set classes={labels.max() + 1:.0f}, or, "
-                "for regression, classes=1 and classifier_activation=None, with floats as labels."
-            )
+        rule = (
+            f"Labels must be in 0..{classes - 1}, one per output, or, for regression, floats, with "
+        )
+        rule += "classes=1 and classifier_activation=None."
+        is_class = labels.min() >= 0 and labels.max() < classes
+        check(is_class, rule, f"{labels.min():.0f}..{labels.max():.0f}")
         return Task("classes", outputs)
     elif labels.ndim == 2 and labels.shape[1] == classes:
         if outputs.kind == "sigmoid" and in_unit:

@@ -171,16 +171,12 @@ def find(
         offer = "No checkpoint of it is public. Pass None, or the path or hub address of a file."
     if name in DATASETS:
         entries = [c for c in candidates if c.dataset == name]
-        if constructor is None:
-            raise ValueError(
-                f"weights={name!r} needs the constructor of a size; name a checkpoint: "
-                f"{', '.join(c.name for c in entries)}."
-            )
+        rule = f"weights={name!r} needs the constructor of a size; name a checkpoint:"
+        check(constructor is not None, f"{rule} {', '.join(c.name for c in entries)}.", constructor)
+        token = " with distillation_token=True" if distillation_token else ""
+        text = f"weights={name!r}: {constructor}{token} has no public checkpoint of it. {offer}"
         if not entries:
-            token = " with distillation_token=True" if distillation_token else ""
-            raise ValueError(
-                f"weights={name!r}: {constructor}{token} has no public checkpoint of it. {offer}"
-            )
+            raise ValueError(text)
         sides = (image_size,) if isinstance(image_size, int) else image_size or (0,)
         side = prod(sides) ** (1 / len(sides))
         return min(entries, key=lambda c: abs(c.image_size - side))

@@ -24,7 +24,7 @@ ERRORS = {
     ValueError: {
         "no block 'block_1'...mean 'blocks_1'": lambda: trace(ViT(), IMAGES, ["block_1"]),
         "no class token": lambda: class_attention(pooled(), IMAGES),
-        "needs gates (ConViT...model 'mine'": lambda: measure(ViT(name="mine"), IMAGES, "gates"),
+        "needs gates (ConViT...'mine'": lambda: measure(ViT(name="mine"), IMAGES, "gates"),
         "needs a class token": lambda: measure(pooled(), IMAGES, "class_attention"),
         "one of 'softmax', 'values', or None": lambda: measure(ViT(), IMAGES, maps="both"),
         "at least two images": lambda: measure(ViT(), IMAGES[:1], "normalized_cka"),

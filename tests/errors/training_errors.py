@@ -95,7 +95,7 @@ ERRORS = {
         "softmax' or 'sigmoid'. Received: 'relu'": lambda: fit("no/folder", small(2, "relu")),
         "`source` must have batches (images, labels)": lambda: fit(Unlabeled(*TRAIN)),
         "must not be an iterator...: pass a `PyD": lambda: fit(batch for batch in OWN),
-        "Put pooling and a `keras": lambda: fit(TRAIN, FAMILIES["ViT"](include_top=False)),
+        "put pooling and a `keras": lambda: fit(TRAIN, FAMILIES["ViT"](include_top=False)),
         "`patience` must be None": lambda: fit(TRAIN, recipe=MINE, result="last", patience=2),
         "`class_weight` ...'up'": lambda tmp_path: fit_named(tmp_path, class_weight={"up": 1.0}),
         "`class_weight` ... Received: 2": lambda tmp_path: fit_named(tmp_path, class_weight={2: 1}),
