@@ -150,7 +150,7 @@ def with_gmacs(text):
 
 
 def listed():
-    """Return a line of JSON per size: its numbers, and its best checkpoint for that image size."""
+    """Return a line of JSON per size: its numbers, and top-1 of its best checkpoint at its size."""
     lines = []
     for name, size in MODELS.items():
         side = size.data["input_shape"][0]
@@ -158,7 +158,7 @@ def listed():
         best = max(fitting, key=lambda each: each.top1 or 0, default=None)
         row = {"size": name, "parameters, M": COUNTS[name] / 1e6}
         row |= {"GMACs": float(GMACS.get(name) or gmacs(name)), "top-1, %": best and best.top1}
-        row |= {"image": side, "weights": best and best.name}
+        row["image size"] = side
         lines.append(json.dumps(row, ensure_ascii=False))
     return "[\n" + ",\n".join(lines) + "\n]\n"
 
