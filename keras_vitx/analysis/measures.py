@@ -50,9 +50,6 @@ def entropy(maps: Maps) -> Float[Array, "*batch queries"]:
     from 0 (one key) to $\log T$ (uniform over $T$ keys). Context Broadcasting, Section 2.1,
     Figures 3 and 5, averages it over heads and queries.
 
-    Args:
-        maps: `(..., queries, keys)`, probabilities.
-
     Raises:
         ValueError: if the maps are not probabilities, such as after `ReAttention`.
     """
@@ -67,9 +64,6 @@ def steepness(maps: Maps) -> Float[Array, "*batch queries"]:
     $$\|J\|_* = \mathrm{tr}\,(\mathrm{diag}(a) - a a^\top) = 1 - \sum_j a_j^2,$$
     because $J$ is positive semi-definite. It is largest, $1 - 1/T$, for uniform attention
     (Context Broadcasting, Section 2.1).
-
-    Args:
-        maps: `(..., queries, keys)`, probabilities.
 
     Raises:
         ValueError: if the maps are not probabilities.
@@ -122,9 +116,6 @@ def sink_share(maps: Maps) -> Float[Array, "*batch"]:
     a sink. With a small `sink_norm` of its values the sink is a way to attend nothing; with a small
     `effective_rank` of the head's output it broadcasts one message to all tokens (Fesser et al.,
     2026, arXiv 2606.08105, who tell the two kinds apart so).
-
-    Args:
-        maps: `(..., queries, keys)`.
     """
     received = np.abs(_float_maps(maps)).sum(-2)
     return received.max(-1) / np.maximum(received.sum(-1), np.finfo("float32").tiny)
@@ -155,9 +146,6 @@ def effective_rank(features: Tokens) -> Float[Array, "*batch"]:
     $$\exp\Bigl(-\sum_k p_k \log p_k\Bigr), \qquad p_k = \sigma_k / \sum_l \sigma_l$$
     with the singular values $\sigma$ of $A V$: from 1, all tokens get multiples of one vector, to
     the size of the head.
-
-    Args:
-        features: `(..., tokens, size)`.
 
     Returns:
         `(...)`; NaN for features of zeros.
@@ -254,9 +242,6 @@ def centered(maps: Maps) -> Maps:
 
     The cosines below are near 1 for any two maps near the uniform one, as those of random weights
     are. Centered maps are compared by how they differ from it.
-
-    Args:
-        maps: `(..., queries, keys)`.
     """
     maps = _float_maps(maps)
     return maps - maps.mean(-1, keepdims=True)
@@ -267,7 +252,6 @@ def map_cosines(
 ) -> Float[Array, "*batch heads_or_queries keys"]:
     """Return the cosines between the maps of two blocks, of which `map_similarity` is the mean."""
     maps, others = _float_maps(maps), _float_maps(others)
-    _check_same_shape("`maps` and `others`", "(..., heads, queries, keys)", maps, others)
     axis = {"queries": -2, "heads": -3}[over]
     return (_unit(maps, axis) * _unit(others, axis)).sum(axis)
 
@@ -284,9 +268,6 @@ def map_similarity(
         others: Those of another block, of the same shape.
         over: `"queries"`: one cosine per head $h$ and key $t$; `"heads"`: one per query and key,
             as in the regularizer of the released code.
-
-    Raises:
-        ValueError: if the shapes differ.
     """
     return map_cosines(maps, others, over).mean((-2, -1))
 
@@ -374,12 +355,8 @@ def feature_similarity(tokens: Tokens, last: Tokens) -> Float[Array, "*batch"]:
     Args:
         tokens: `(..., tokens, dim)`.
         last: Tokens of the other block, of the same shape.
-
-    Raises:
-        ValueError: if the shapes differ.
     """
     tokens, last = np.asarray(tokens, "float32"), np.asarray(last, "float32")
-    _check_same_shape("`tokens` and `last`", "(..., tokens, dim)", tokens, last)
     return (_unit(tokens, -1) * _unit(last, -1)).sum(-1).mean(-1)
 
 
@@ -451,12 +428,8 @@ def branch_ratio(
         inputs: The tokens to which it is added, of the same shape.
         over: The axes of the norms: `"token"`, the channels of one token, averaged over tokens; or
             `"image"`, all tokens and channels. The paper does not say which.
-
-    Raises:
-        ValueError: if the shapes differ.
     """
     branch, inputs = np.asarray(branch, "float32"), np.asarray(inputs, "float32")
-    _check_same_shape("`branch` and `inputs`", "(..., tokens, dim)", branch, inputs)
     axes = {"token": -1, "image": (-2, -1)}[over]
     norm, input_norm = (np.sqrt(np.square(x).sum(axes)) for x in (branch, inputs))
     ratio = norm / np.maximum(input_norm, np.finfo("float32").tiny)
@@ -471,10 +444,3 @@ def scale_summary(scale: Float[Array, " dim"]) -> tuple[float, float]:
     scale = np.asarray(scale, "float32")
     below, above = np.quantile(scale, [0.1, 0.9])
     return float(scale.mean()), float(below / above) if above else float("nan")
-
-
-def _check_same_shape(names, shape, a, b):
-    if a.shape != b.shape:
-        raise ValueError(
-            f"{names} must have the same shape, {shape}. Received: {a.shape} and {b.shape}."
-        )

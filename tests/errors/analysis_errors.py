@@ -28,9 +28,6 @@ ERRORS = {
         "needs a class token": lambda: measure(pooled(), IMAGES, "class_attention"),
         "one of 'softmax', 'values', or None": lambda: measure(ViT(), IMAGES, maps="both"),
         "at least two images": lambda: measure(ViT(), IMAGES[:1], "normalized_cka"),
-        "same shape...(2, 3, 6, 6) and (2, 2, 6, 6)": lambda: m.map_cosines(MAPS, MAPS[:, :2]),
-        "same shape...(4, 4, 7)": lambda: m.feature_similarity(TOKENS, TOKENS[:, 1:]),
-        "same shape": lambda: m.branch_ratio(TOKENS[:, 1:], TOKENS),
         "must have attention": lambda: attribute(FAMILIES["Mixer"](), IMAGES, "rollout"),
         "a classifier": lambda: attribute(ViT(include_top=False), IMAGES),
         "more than the limit of ... MB...`blocks`...`heads`": lambda empty: analysis.explore(

@@ -7,6 +7,7 @@ DEVICES are a count, or COUNT-sharded for sharded weights. The chief prints, as 
 """
 
 import json
+import os
 import sys
 
 import keras
@@ -104,3 +105,6 @@ if __name__ == "__main__":
         configurations = [tf.config.LogicalDeviceConfiguration()] * 2
         tf.config.set_logical_device_configuration(cpu, configurations)
     main(*sys.argv[1:])
+    sys.stdout.flush()
+    if BACKEND == "torch":
+        os._exit(0)  # Native code of gloo's threads aborted once in twelve exits.

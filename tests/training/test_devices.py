@@ -32,9 +32,6 @@ def curves(tmp_path_factory):
         if BACKEND == "torch":
             words = TORCHRUN, "--standalone", "--nproc-per-node", *numbers, *words
         process = run_python(*words, check=False, XLA_FLAGS=flags, OMP_NUM_THREADS="1")
-        # Seen once in twelve runs: native code of an ended process of torchrun, after its training.
-        if "terminate called without an active exception" in process.stderr:
-            pytest.xfail("a process of torchrun aborted as it ended")
         assert process.returncode == 0, process.stderr[-3000:]
         found |= json.loads(process.stdout.strip().splitlines()[-1])
     return found, directory
