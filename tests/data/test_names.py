@@ -78,6 +78,7 @@ NUMBERS = [str(i) for i in range(12)]
         (3, ["3", "5", "7"], None),
         (sorted(NUMBERS), NUMBERS, [sorted(NUMBERS).index(name) for name in NUMBERS]),
         (NUMBERS, ["03", "11"], [3, 11]),
+        (["4", "7", "5"], ["05", "7"], [2, 1]),
         (["a", "b", "c"], ["0", "1"], None),
         (["a", "b", "c"], ["2"], [2]),
         (["a", "b", "c"], ["2", "3"], "Received: '3'"),

@@ -7,7 +7,6 @@ from harness import FAMILIES, numbers
 import keras_vitx as kv
 from keras_vitx import analysis
 from keras_vitx.analysis import attribute, class_attention, measure, trace
-from keras_vitx.analysis import measures as m
 from keras_vitx.robustness import FGSM, Occlusion
 
 BACKEND_FREE = True
