@@ -76,12 +76,8 @@ def outputs_of(model: keras.Model) -> Outputs:
             break
         activation = layer if follows else layer.activation if is_dense else None
         kind = kind_of(activation)
-        if kind is None:
-            name = getattr(activation, "__name__", activation)
-            raise ValueError(
-                "The classifier's activation must be None (logits), 'softmax' or 'sigmoid'. "
-                f"Received: {name!r} in layer {layer.name!r} of {described(model)}."
-            )
+        rule = "The classifier's activation must be None (logits), 'softmax' or 'sigmoid'."
+        check(kind is not None, rule, (getattr(activation, "__name__", activation), layer.name))
         if classifies or kind != "logits":
             return Outputs(kind, shape[-1])
     raise ValueError(

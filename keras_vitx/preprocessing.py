@@ -93,10 +93,8 @@ IMAGENET_INCEPTION = Preprocessing((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 def check_levels(dtype: object, low: float, high: float) -> None:
     """Raise a ValueError unless values are numbers in 0..255, or floats in 0..1."""
     if str(dtype) == "bool" or not (low >= 0 and high <= 255):  # Also rejects NaN.
-        raise ValueError(
-            "`images` must be numbers in 0..255, or floats in 0..1. Received: "
-            f"{dtype} in {low}..{high}."
-        )
+        rule = "`images` must be numbers in 0..255, or floats in 0..1."
+        raise ValueError(f"{rule} Received: {dtype} in {low}..{high}.")
 
 
 MAX_VALUES = 1 << 25

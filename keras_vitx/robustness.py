@@ -14,7 +14,7 @@ from keras import ops
 from numpy.typing import ArrayLike
 
 from keras_vitx.backend import input_gradient
-from keras_vitx.checks import Probability, check_argument
+from keras_vitx.checks import Probability, check, check_argument
 from keras_vitx.outputs import outputs_of
 from keras_vitx.preprocessing import ModelInput
 from keras_vitx.training.evaluate import evaluate
@@ -196,10 +196,8 @@ class FGSM(PGD):
 def _loss_of(model):
     """Return the sum of the cross entropies as a function of images and labels."""
     outputs = outputs_of(model)
-    if outputs.kind == "sigmoid":
-        raise ValueError(
-            f"`model` must predict one class per image to be attacked. Received: {model.name!r}."
-        )
+    rule = "`model` must predict one class per image to be attacked."
+    check(outputs.kind != "sigmoid", rule, model.name)
 
     def loss(images, labels):
         x = ops.cast(model(images, training=False), "float32")

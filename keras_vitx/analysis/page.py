@@ -22,6 +22,7 @@ from keras_vitx.analysis.attribution import attribute
 from keras_vitx.analysis.measure import MEASURES, add_sums, means, where_defined
 from keras_vitx.analysis.pictures import likely_classes, one_or_three
 from keras_vitx.analysis.trace import trace
+from keras_vitx.checks import check
 from keras_vitx.data import preprocess_input
 from keras_vitx.files import atomic_write, local_path
 from keras_vitx.layers import ClassToken, RegisterTokens
@@ -164,11 +165,8 @@ def explore(
         "levels": LEVELS,
     }
     page = _page(metadata, maps)
-    if len(page) > limit * 1e6:
-        raise ValueError(
-            f"The page would have {len(page) / 1e6:.1f} MB, more than the limit of "
-            f"{limit:g} MB. Show fewer images, `blocks` or `heads`, or raise `limit`."
-        )
+    rule = f"The page must have at most {limit:g} MB: show fewer images, `blocks` or `heads`."
+    check(len(page) <= limit * 1e6, rule, f"{len(page) / 1e6:.1f} MB")
     with atomic_write(path) as temporary:
         temporary.write_bytes(page)
     return path

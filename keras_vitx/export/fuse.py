@@ -6,6 +6,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_vitx.checks import check
 from keras_vitx.keras_internals import children, sublayers
 from keras_vitx.layers import HeadMixing, LocalMapConvolution, ReAttention, ResidualRefinement
 from keras_vitx.layers.base import build_all, register, serialize
@@ -47,11 +48,8 @@ def fuse(model: keras.Model) -> keras.Model:
     Raises:
         ValueError: if `model` is not a `Chain`, or has quantized layers.
     """
-    if not can_be_fused(model):
-        raise ValueError(
-            "`model` must be a model of keras_vitx, a Chain, without quantized layers; "
-            "keras_vitx.as_chain converts a sequence of layers, or a model cut from a Chain."
-        )
+    rule = "`model` must be a `Chain` (`keras_vitx.as_chain`) without quantized layers."
+    check(can_be_fused(model), rule, model)
     arrays: Arrays = {}
     for layer in sublayers(model):
         if isinstance(layer, WITH_LORA) and layer.lora_enabled:

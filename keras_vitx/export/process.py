@@ -17,6 +17,7 @@ from pathlib import Path
 import keras
 import numpy as np
 
+from keras_vitx.checks import check
 from keras_vitx.export import runtimes
 from keras_vitx.export.formats import FORMATS, Format
 from keras_vitx.keras_internals import sublayers
@@ -85,12 +86,11 @@ def custom_objects(model: keras.Model) -> dict[str, tuple[str, str]]:
         if each.__module__.partition(".")[0] not in ("keras", "keras_vitx")
     }
     for module, name in found.values():
-        if module == "__main__" or "<locals>" in name:
-            raise ValueError(
-                "`model` must use classes and functions that a module defines. Received: "
-                f"{name!r} of a script, a session or a function, where the second process can't "
-                "find it. Move it to the top level of a module and import it from there."
-            )
+        rule = (
+            "`model` must use classes and functions that a module defines, which a second process "
+        )
+        rule += "imports: not a script, a session or a function."
+        check(module != "__main__" and "<locals>" not in name, rule, name)
     return found
 
 

@@ -72,9 +72,9 @@ def set_similarity(model: keras.Model, weight: float, depth: int) -> None:
     """
     blocks = [part for part in sublayers(model) if isinstance(part, Block)]
     compared = [x for x in blocks[1 : depth + 1] if isinstance(x, SharedMapsBlock)]
-    if weight and not (len(compared) == depth and all(block.receives_maps for block in compared)):
-        rule = f"`similarity` must be None unless {depth + 1} blocks share maps"
-        raise ValueError(f"{rule}: create the model with it. Received: {weight}.")
+    is_known = len(compared) == depth and all(block.receives_maps for block in compared)
+    rule = f"`similarity` must be None unless {depth + 1} blocks are made to share maps."
+    check(is_known or not weight, rule, weight)
     for block in blocks:
         if isinstance(block, SharedMapsBlock):
             block.similarity = weight / depth if block in compared else 0.0

@@ -296,10 +296,8 @@ HINTS: dict[str, Any] = {
 
 def _check_known(names: Collection[str], known: Collection[str]) -> None:
     for name in names:
-        if name not in known:
-            raise ValueError(
-                f"Settings must be those of a recipe. Received: {name!r}. {nearest(name, known)}"
-            )
+        rule = f"Settings must be those of a recipe. {nearest(name, known)}"
+        check(name in known, rule, name)
 
 
 def _as_option(name: str, value: Any) -> str:

@@ -150,9 +150,8 @@ def own_batches(source: Any) -> data.Pipelines | None:
 
     Raises a ValueError for an iterator, which can be read only once.
     """
-    if isinstance(source, Iterator):
-        rule = "`source` must not be an iterator, which ends after one epoch: pass a `PyDataset`."
-        raise ValueError(f"{rule} Received: {type(source).__name__}.")
+    rule = "`source` must not be an iterator, which ends after one epoch: pass a `PyDataset`."
+    check(not isinstance(source, Iterator), rule, type(source).__name__)
     if isinstance(source, data.Pipelines):
         return source
     several = isinstance(source, (tuple, list)) and len(source) in (2, 3)

@@ -132,9 +132,8 @@ def _label_name(student: keras.Model) -> str:
     """Return the name of a student's targets: its distillation head, or `"teacher"`."""
     if outputs_of(student).kind == "sigmoid":
         raise ValueError("`student` must return logits or a softmax. Received: a sigmoid.")
-    if not is_chain(student) or "aux_head" in student.heads:
-        rule = "`student` must be a `Chain` (`as_chain`) of one classifier or a `DistilledHead`."
-        raise ValueError(f"{rule} Received: {described(student)}.")
+    rule = "`student` must be a `Chain` (`as_chain`) of one classifier or a `DistilledHead`."
+    check(is_chain(student) and "aux_head" not in student.heads, rule, described(student))
     return "head_dist" if "head_dist" in student.heads else "teacher"
 
 

@@ -29,7 +29,7 @@ ERRORS = {
         "at least two images": lambda: measure(ViT(), IMAGES[:1], "normalized_cka"),
         "must have attention": lambda: attribute(FAMILIES["Mixer"](), IMAGES, "rollout"),
         "a classifier": lambda: attribute(ViT(include_top=False), IMAGES),
-        "more than the limit of ... MB...`blocks`...`heads`": lambda empty: analysis.explore(
+        "at most ... MB...`blocks`...`heads`": lambda empty: analysis.explore(
             ViT(), np.zeros((2, 16, 16, 3), "uint8"), empty / "page.html", limit=0.001
         ),
         "`mode` must be ... Received: 'all'": lambda: analysis.plot_class_attention(

@@ -49,7 +49,7 @@ ERRORS = {
         "`model.class_names` must have a name for each of 5 classes. Received: ('a', 'b')": (
             lambda: kv.predictor(named("ab"))
         ),
-        "`model` must be a model of keras_vitx": lambda: kv.fuse(keras.Model(IMAGES, FLAT)),
+        "`model` must be a `Chain`": lambda: kv.fuse(keras.Model(IMAGES, FLAT)),
         "without quantized layers": lambda: kv.fuse(quantized()),
     },
 }

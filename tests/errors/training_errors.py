@@ -92,7 +92,7 @@ ERRORS = {
             (IMAGES, LABELS + 1)
         ),
         "classes=1 and classifier_activation=None": lambda: fit((IMAGES, AGES)),
-        "softmax' or 'sigmoid'. Received: 'relu'": lambda: fit("no/folder", small(2, "relu")),
+        "softmax' or 'sigmoid'. Received: ('relu'": lambda: fit("no/folder", small(2, "relu")),
         "`source` must have batches (images, labels)": lambda: fit(Unlabeled(*TRAIN)),
         "must not be an iterator...: pass a `PyD": lambda: fit(batch for batch in OWN),
         "put pooling and a `keras": lambda: fit(TRAIN, FAMILIES["ViT"](include_top=False)),
@@ -135,9 +135,9 @@ ERRORS = {
         "one output": lambda: outputs_of(two_outputs()),
         "built": lambda: outputs_of(keras.Sequential([keras.layers.Dense(3)])),
         # Recipes
-        "'learning_rat'...'learning_rate'": lambda: MINE.replace(learning_rat=1e-3),
+        "'learning_rate' ... Received: 'learning_rat'": lambda: MINE.replace(learning_rat=1e-3),
         "'finetune' ... Received: 'finetun'": lambda: training.recipes.get("finetun"),
-        "`similarity` ...2 blocks share": lambda: set_similarity(FAMILIES["DeepViT"](), 0.6, 1),
+        "`similarity` ...2 blocks are made to share": lambda: set_similarity(FAMILIES["DeepViT"](), 0.6, 1),
         "`similarity` ...5 blocks": lambda: set_similarity(FAMILIES["RefinedViT"](depth=4), 0.6, 4),
         "`drop_path`": lambda: training.apply_settings(small(), Recipe("mine", drop_path=0.1)),
         "`remat`": lambda: training.apply_settings(small(), Recipe("mine", remat=True)),

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from keras_vitx.checks import check
 from keras_vitx.export.formats import onnx, saved_model, torch
 from keras_vitx.text import needs_extra
 
@@ -36,11 +37,8 @@ def format_of(path: Path, name: str | None) -> Format:
     # A version, as in "photos-1.2", is no suffix.
     suffix = path.suffix.lower() if any(map(str.isalpha, path.suffix)) else ""
     found = {row.suffix: row for row in ROWS}.get(suffix) if name is None else FORMATS.get(name)
-    if found is None:
-        raise ValueError(
-            f"`format` must be one of {', '.join(FORMATS)}, or None for a `path` that ends in "
-            f".onnx, .pt2 or without a suffix. Received: {name!r}, {str(path)!r}."
-        )
+    rule = f"`format` must be one of {', '.join(FORMATS)}, or None and a `path` with its suffix."
+    check(found is not None, rule, (name, str(path)))
     for package in found.packages:
         if importlib.util.find_spec(package) is None:
             message = f"The format {found.name!r} needs {package}, which is not installed"

@@ -130,9 +130,8 @@ def check_devices(model: keras.Model) -> None:
         model_devices = len(model.variables[0].value.sharding.device_set)
     elif backend == "tensorflow":
         model_devices = model.distribute_strategy.num_replicas_in_sync
-    if model_devices != count:
-        rule = f"`model` must be created after `use_devices`, for the {count} devices in use."
-        raise ValueError(f"{rule} Received: {model_devices}.")
+    rule = f"`model` must be created after `use_devices`, for the {count} devices in use."
+    check(model_devices == count, rule, model_devices)
 
 
 def check_batch(images: int, devices: Devices) -> None:
