@@ -137,7 +137,7 @@ ERRORS = {
         # Recipes
         "'learning_rate' ... Received: 'learning_rat'": lambda: MINE.replace(learning_rat=1e-3),
         "'finetune' ... Received: 'finetun'": lambda: training.recipes.get("finetun"),
-        "`similarity` ...2 blocks are made to share": lambda: set_similarity(FAMILIES["DeepViT"](), 0.6, 1),
+        "`similarity` ...2 blocks": lambda: set_similarity(FAMILIES["DeepViT"](), 0.6, 1),
         "`similarity` ...5 blocks": lambda: set_similarity(FAMILIES["RefinedViT"](depth=4), 0.6, 4),
         "`drop_path`": lambda: training.apply_settings(small(), Recipe("mine", drop_path=0.1)),
         "`remat`": lambda: training.apply_settings(small(), Recipe("mine", remat=True)),
