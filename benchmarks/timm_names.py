@@ -29,7 +29,7 @@ FILE = Path(kv.__file__).parent / "weights" / "timm.tsv"
 MODULES = ("vision_transformer", "eva", "deit", "mlp_mixer", "beit", "cait", "convit", "pit")
 MODULES += ("vision_transformer_relpos",)
 # Their own kinds of networks.
-OTHER = r".*(samvit|hiera|pwee|dpwee|dwee|dlittle|rpn|mci|patch16_xp|gmlp|gmixer|resmlp|enormous).*"
+OTHER = r".*(samvit|hiera|pwee|dpwee|dwee|dlittle|mci|patch16_xp|gmlp|gmixer|resmlp).*"
 ACTIVATIONS = {"GELU": "gelu", "GELUTanh": "gelu_tanh", "QuickGELU": "quick_gelu", "SiLU": "silu"}
 POOLINGS = {"map": "attention", "": None}
 BY_NAME = {
@@ -101,6 +101,7 @@ def translated(name, model):
         norm=norm,
         patch_norm=is_norm(patches.norm),
         proj_bias=attention.proj.bias is not None,
+        post_norm="Post" in type(block).__name__,
     )
     rope = getattr(model, "rope", None)
     positions = model.pos_embed

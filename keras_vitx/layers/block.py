@@ -4,7 +4,7 @@ from typing import Literal
 
 import keras
 
-from keras_vitx.checks import PositiveFloat, check_argument
+from keras_vitx.checks import PositiveFloat, check, check_argument
 from keras_vitx.layers.base import Layer, register
 from keras_vitx.layers.regularization import DropPath, LayerScale
 
@@ -38,6 +38,7 @@ class Block(Layer):
             layer, or `"float32"`, also under a policy of half precision. There, a sum
             $x + \gamma b$ rounds to $x$ while $\gamma$ is near its start.
         norm: $\eta$: `"layer"`, LayerNorm, or `"rms"`, RMSNorm (AIMv2).
+        post_norm: Whether norms are behind attention and MLP, before $\gamma$ (EVA-02-CLIP-E).
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class Block(Layer):
         epsilon: float = 1e-6,
         residual_dtype: str | None = None,
         norm: str = "layer",
+        post_norm: bool = False,
         **kwargs,
     ):
         super().__init__(**kwargs)
@@ -63,7 +65,9 @@ class Block(Layer):
         self.mlp = mlp
         self.layer_scale, self.scalar_scale = layer_scale, scalar_scale
         self.residual_scale, self.residual_dtype = residual_scale, residual_dtype
-        self.norm, self.epsilon = norm, epsilon
+        self.norm, self.epsilon, self.post_norm = norm, epsilon, post_norm
+        is_plain = residual_scale == 1 and type(self).call is Block.call
+        check(is_plain or not post_norm, "`post_norm` must be False in other blocks.", post_norm)
         # The checkpoints' names, whatever the layers were named.
         attention.name = "attn"
         mlp.name = "mlp"
@@ -102,10 +106,16 @@ class Block(Layer):
 
     def call(self, x, training=False, attention_mask=None):
         mask = {"attention_mask": attention_mask}
-        y = self.run(self.attention, self.run(self.norm1, x), training, **mask)
+        y = self.branch(self.attention, self.norm1, x, training, **mask)
         x = x + self.run_all([self.ls1, self.drop_path1], y, training)
-        y = self.run(self.mlp, self.run(self.norm2, x), training)
+        y = self.branch(self.mlp, self.norm2, x, training)
         return x + self.run_all([self.ls2, self.drop_path2], y, training)
+
+    def branch(self, layer, norm, x, training=False, **mask):
+        """Return the output of a layer and its norm, in their order."""
+        if self.post_norm:
+            return self.run(norm, self.run(layer, x, training, **mask))
+        return self.run(layer, self.run(norm, x), training, **mask)
 
     def compute_output_spec(self, x, training=False, attention_mask=None):
         # Without tracing the block, which would take seconds.

@@ -130,12 +130,7 @@ class TokenDownsampling(Layer):
         super().__init__(**kwargs)
         self.dim, self.initialization = dim, initialization
         self.grid, self.num_prefix_tokens = tuple(grid), num_prefix_tokens
-
-    @property
-    def new_grid(self) -> tuple[int, int]:
-        """Rows and columns of patches of the output."""
-        rows, columns = self.grid
-        return (rows + 1) // 2, (columns + 1) // 2
+        self.new_grid = tuple((side + 1) // 2 for side in grid)
 
     def build(self, input_shape):
         width = input_shape[-1]

@@ -67,6 +67,7 @@ def ViT(
     proj_bias: bool = True,
     rotary: Mapping[str, Any] | None = None,
     position_bias: bool = False,
+    post_norm: bool = False,
 ) -> Layers:
     """ViT: self-attention between the patches and a class token in every block.
 
@@ -109,6 +110,7 @@ def ViT(
         proj_bias: Whether the output projections and MLPs have biases.
         rotary: Further arguments of a `RotaryEmbedding` of queries and keys; None is none.
         position_bias: Whether each block has a `RelativePositionBias` (BEiT).
+        post_norm: As in `Block`.
     """
     grid = args.grid(patch_size)
     check_heads(dim, num_heads)
@@ -142,6 +144,7 @@ def ViT(
         scalar_scale=scalar_scale,
         epsilon=epsilon,
         norm=norm,
+        post_norm=post_norm,
     )
     patches = [own_norm("patch_norm")] if patch_norm else []
     pool = None

@@ -54,8 +54,8 @@ class WeightsFile(NamedTuple):
     @property
     def pooling(self) -> str | None:
         """`"token_avg"` where the classifier reads twice the width (DINOv2); None elsewhere."""
-        head, token = (self.arrays.get(name) for name in ("head.weight", "cls_token"))
-        is_twice = head and token and head.shape[-1] == 2 * token.shape[-1]
+        head, norm = (self.arrays.get(name) for name in ("head.weight", "norm.weight"))
+        is_twice = head and norm and head.shape[-1] == 2 * norm.shape[-1]
         return "token_avg" if is_twice else None
 
     @property

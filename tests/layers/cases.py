@@ -253,6 +253,9 @@ ROWS = {
         residual_scale=0.5,
         epsilon=0.1,
     ),
+    "Block/post_norm": lambda: kvl.Block(
+        kvl.Attention(2), kvl.MLP(), layer_scale=0.5, post_norm=True
+    ),
     "Block/mixing": lambda: kvl.Block(kvl.TokenMixing(6), kvl.MLP()),
     "SharedMapsBlock": (
         lambda: kvl.SharedMapsBlock(

@@ -499,7 +499,8 @@ def _(layer: kvl.Block, x, training=False):
     x, shared = x if isinstance(x, tuple) else (x, None)
     s = layer.residual_scale
     scales = [1 if g.gamma is None else value(g.gamma) for g in (layer.ls1, layer.ls2)]
-    read = norm(s * x, layer.norm1, layer.epsilon)
+    before, after = (norm, lambda x, *_: x)[:: -1 if layer.post_norm else 1]
+    read = before(s * x, layer.norm1, layer.epsilon)
     if isinstance(layer.attention, kvl.Attention):
         pair = (read, shared) if isinstance(layer.attention, kvl.SharingAttention) else read
         attended, maps = attend(layer.attention, pair, training)
@@ -507,8 +508,9 @@ def _(layer: kvl.Block, x, training=False):
     else:
         attended = plain(layer.attention, read)
     updated = x[:, : attended.shape[1]]
-    y = updated + scales[0] * attended / s
-    y = y + scales[1] * plain(layer.mlp, norm(s * y, layer.norm2, layer.epsilon)) / s
+    y = updated + scales[0] * after(attended, layer.norm1, layer.epsilon) / s
+    hidden = plain(layer.mlp, before(s * y, layer.norm2, layer.epsilon))
+    y = y + scales[1] * after(hidden, layer.norm2, layer.epsilon) / s
     y = np.concatenate([y, x[:, attended.shape[1] :]], axis=1)
     emits = isinstance(layer, kvl.SharedMapsBlock) and layer.emits_maps
     return (y, emitted) if emits else y
