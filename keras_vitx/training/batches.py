@@ -1,9 +1,8 @@
 """Batches of any source: their labels, their number, and steps that change them."""
 
-import contextlib
+import functools
 import sys
-import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -11,6 +10,7 @@ import numpy as np
 
 from keras_vitx.checks import check
 from keras_vitx.data.loading import Change, ImageBatches
+from keras_vitx.training.devices import in_use
 
 
 def labels_and_size(batches: Any) -> tuple[np.ndarray, int]:
@@ -121,27 +121,33 @@ def reads_in_turn(batches: Iterable) -> bool:
 
 
 def one_pass(batches: Iterable) -> Iterable[tuple]:
-    """Return what Keras's `evaluate` reads: a user's `PyDataset`, or a generator of one pass."""
+    """Return what Keras's `evaluate` reads: a user's `PyDataset`, or batches of one pass."""
     if not reads_in_turn(batches):
         return batches
     is_known = isinstance(batches, (ImageBatches, UserBatches))
-    return iter(batches if is_known else UserBatches(batches))
+    return begin(functools.partial(iter, batches if is_known else UserBatches(batches)))
 
 
-@contextlib.contextmanager
-def stream_of(batches: Iterable, steps: int, start: int) -> Iterator[Any]:
-    """Give what `model.fit` reads: endless batches, or a `PyDataset` that Keras begins again."""
-    if not isinstance(batches, ImageBatches):
-        is_epoch = not reads_in_turn(batches) and length_of(batches) == steps
-        yield batches if is_epoch else without_end(batches)
-        return
-    stream = batches.stream(start)
-    try:
-        yield stream
-    finally:
-        while stream.gi_running:  # Under TensorFlow, a thread reads the next batch.
-            time.sleep(0.01)
-        stream.close()
+def stream_of(batches: Iterable, steps: int, start: int) -> Any:
+    """Return what `model.fit` reads: endless batches, or a `PyDataset` that Keras begins again."""
+    if isinstance(batches, ImageBatches):
+        return begin(functools.partial(batches.stream, start))
+    is_epoch = not reads_in_turn(batches) and length_of(batches) == steps
+    return batches if is_epoch else begin(functools.partial(without_end, batches))
+
+
+def begin(read: Callable[[], Iterator[tuple]]) -> Any:
+    """Return `read()`, or, for replicas of TensorFlow, a `tf.data.Dataset` that calls it.
+
+    Keras would lose the batch that it reads there before it begins.
+    """
+    if keras.backend.backend() != "tensorflow" or in_use().replicas == 1:
+        return read()
+    import tensorflow as tf
+
+    first = next(read())
+    spec = keras.tree.map_structure(lambda x: tf.TensorSpec((None, *x.shape[1:]), x.dtype), first)
+    return tf.data.Dataset.from_generator(read, output_signature=spec).prefetch(tf.data.AUTOTUNE)
 
 
 def without_end(batches: Iterable) -> Iterator[tuple]:

@@ -122,7 +122,8 @@ def fit(
         write_run(output, record)
         if verbosity():
             print(f"Epochs from {initial_epoch + 1} on go to {output}.", flush=True)
-    with best, stream_of(train, data.steps, initial_epoch * data.steps) as stream:
+    stream = stream_of(train, data.steps, initial_epoch * data.steps)
+    with best:
         history = model.fit(
             stream,
             epochs=recipe.all_epochs,

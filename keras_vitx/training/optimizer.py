@@ -343,4 +343,9 @@ def averages_of(model: keras.Model) -> Sequence[keras.Variable]:
 
 def is_decayed(variable: keras.Variable) -> bool:
     """Return whether weight decay applies: to kernels, not to vectors, tokens or positions."""
-    return len(variable.shape) > 1 and variable.name not in ("embeddings", "token", "freqs")
+    return len(variable.shape) > 1 and variable.name not in (
+        "embeddings",
+        "token",
+        "table",
+        "freqs",
+    )

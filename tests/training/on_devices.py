@@ -51,7 +51,7 @@ def fitted(family, output):
         "test_loss": [history.test["loss"]],
         "weights": float(np.linalg.norm(norms)),
         "sharded": sum(not value.sharding.is_fully_replicated for value in values),
-        "images": kv.evaluate(model, SOURCE, "test")["images"],
+        "images": kv.evaluate(model, SOURCE, "test", batch_size=4)["images"],
     }
 
 

@@ -11,7 +11,7 @@ from keras_vitx.training import AdamW, Recipe
 from keras_vitx.training.optimizer import Muon, has_muon, make_optimizer, rate_factors
 
 # Not decayed, and not matrices of the blocks.
-MIXES = {"proj_l", "proj_w", "reatten_matrix", "conv_exp", "conv_pro", "fc"}
+MIXES = {"proj_l", "proj_w", "reatten_matrix", "conv_exp", "conv_pro", "fc", "positions"}
 PROJECTIONS = {"qkv", "q", "k", "qk", "v", "proj", "pos_proj", "fc1", "fc2"}
 
 
@@ -29,7 +29,9 @@ def test_what_is_decayed_and_what_muon_takes(family):
     kernels = {v.path for v in variables if v.path.endswith("/kernel")}
     others = [v for v in variables if v.path not in kernels]
     arrays = {v.path.rpartition("/")[2] for v in others if len(v.shape) > 1}
-    assert arrays <= {"embeddings", "token"}, "what has several dimensions and is no kernel decays"
+    assert arrays <= {"embeddings", "table", "token"}, (
+        "what has several dimensions and is no kernel decays"
+    )
 
     recipe = Recipe("mine", learning_rate=0.1, warmup_epochs=0, weight_decay=0.5)
     before = [array(v.value) for v in variables]
