@@ -146,18 +146,20 @@ class GatedPositionalAttention(PositionalAttention):
 
     Args:
         num_heads: Number of heads.
-        gate: Initial value of $\lambda$, in place of the gate of `Attention`.
+        initial_gate: Initial value of $\lambda$.
         learn_gates: Whether $\lambda$ is trained.
         **kwargs: Further arguments of `PositionalAttention`.
     """
 
-    def __init__(self, num_heads: int, gate: float = 1.0, learn_gates: bool = True, **kwargs):
+    def __init__(
+        self, num_heads: int, initial_gate: float = 1.0, learn_gates: bool = True, **kwargs
+    ):
         super().__init__(num_heads, **kwargs)
-        self.gate = gate
+        self.initial_gate = initial_gate
         self.learn_gates = learn_gates
 
     def build(self, input_shape):
-        start = keras.initializers.Constant(self.gate)
+        start = keras.initializers.Constant(self.initial_gate)
         self.gating_param = self.add_weight(
             (self.num_heads,), start, trainable=self.learn_gates, name="gating_param"
         )

@@ -120,8 +120,6 @@ class AccumulatingAttention(SharingAttention):
 
     Input: a pair of tokens `(batch, tokens, dim)` and shared maps `(batch, heads, tokens, tokens)`.
     Output: as of `Attention`, `(batch, tokens, dim)`.
-
-    The arguments are those of `Attention`.
     """
 
     def maps_with(self, shared, query, key, training=False, mask=None):

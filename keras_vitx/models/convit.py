@@ -30,7 +30,7 @@ def ConViT(
     patch_size: int = 16,
     conv_start: bool | str = True,
     gated: bool = True,
-    gate: float = 1.0,
+    initial_gate: float = 1.0,
     learn_gates: bool = True,
     frozen_attention: bool = False,
 ) -> Layers:
@@ -55,7 +55,7 @@ def ConViT(
             in `PositionalAttention`.
         gated: Whether a gate balances content and positional attention; False sums their
             logits (PSA, Appendix A).
-        gate: Initial value of the gates, before the sigmoid.
+        initial_gate: Initial value of the gates, before the sigmoid.
         learn_gates: Whether the gates are trained (Table 3).
         frozen_attention: Whether the GPSA layers are frozen (Table 3).
     """
@@ -81,7 +81,7 @@ def ConViT(
         }
         if not gated:
             return PositionalAttention(num_heads, **arguments)
-        return GatedPositionalAttention(num_heads, gate, learn_gates, **arguments)
+        return GatedPositionalAttention(num_heads, initial_gate, learn_gates, **arguments)
 
     blocks = args.blocks(
         own_attention,

@@ -45,7 +45,7 @@ def run(
         # As in a layer of the model that calls them.
         with autocast(dtype):
             for layer in layers:
-                call = _compiled if compiled and isinstance(layer, Block) else ops.call
+                call = _call_graph if compiled and isinstance(layer, Block) else ops.call
                 x = call(layer, x, training, dtype)
         return x, []
     with autocast(None):
@@ -66,7 +66,7 @@ def run(
     return x, losses
 
 
-def _compiled(layer: Block, x: Tensor | list[Tensor], training: bool, dtype: str) -> Any:
+def _call_graph(layer: Block, x: Tensor | list[Tensor], training: bool, dtype: str) -> Any:
     """Call a block as the graph of its kind, which takes the numbers in which blocks differ."""
     attributes = _numbers([layer])
     with ops.scalars_on_device():

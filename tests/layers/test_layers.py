@@ -93,7 +93,7 @@ def test_the_convolutional_start_is_a_convolution():
     """ConViT, Section 2: nine heads form a 3 x 3 kernel."""
     grid, dim, size = (4, 5), 18, 2
     # Gates at 1, and very sharp positional maps.
-    layer = kvl.GatedPositionalAttention(9, grid=grid, gate=100.0, locality_strength=50.0)
+    layer = kvl.GatedPositionalAttention(9, grid=grid, initial_gate=100.0, locality_strength=50.0)
     layer.build((None, 20, dim))
     x = numbers((3, 20, dim))
     np.testing.assert_array_equal(array(layer.v.kernel.value), np.eye(dim))

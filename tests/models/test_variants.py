@@ -158,7 +158,7 @@ def test_attention_of_each_block(family, arguments, expected):
 
 
 def test_gates_of_convit():
-    model = checked("ConViT", gate=-2.0)
+    model = checked("ConViT", initial_gate=-2.0)
     gates = [part.gating_param for part in parts(model, kvl.PositionalAttention)]
     assert len(gates) == 2
     assert all((array(gate) == -2).all() and gate.trainable for gate in gates)

@@ -136,7 +136,7 @@ def program(function, *inputs):
     traced = jax.make_jaxpr(function)(*inputs)
     if "custom_" in str(traced.jaxpr):
         traced = jax.make_jaxpr(functools.partial(value_and_gradient, function))(*inputs)
-    return described(traced)
+    return comparable(traced)
 
 
 def value_and_gradient(function, *inputs):
@@ -155,7 +155,7 @@ def value_and_gradient(function, *inputs):
     return outputs, pull([jnp.ones_like(one) for one in y])
 
 
-def described(value, names=None):
+def comparable(value, names=None):
     """Return a traced program, or a part of it, as a tuple that equals an equal program's.
 
     The tuple keeps the functions in it alive, so that no other one gets their address. Of an
@@ -164,25 +164,25 @@ def described(value, names=None):
     """
     if isinstance(value, (core.ClosedJaxpr, core.Jaxpr)):
         # From JAX 0.12 on, both are one class.
-        constants = described(list(getattr(value, "consts", ())))
+        constants = comparable(list(getattr(value, "consts", ())))
         value, names, steps = getattr(value, "jaxpr", value), {}, []
-        inputs = described([*value.constvars, *value.invars], names)
+        inputs = comparable([*value.constvars, *value.invars], names)
         for step in value.eqns:
             params = step.params
             if step.primitive.name.startswith("custom_"):
                 kinds = (core.ClosedJaxpr, core.Jaxpr, tuple, int)
                 params = {name: one for name, one in params.items() if isinstance(one, kinds)}
-            variables = described([step.invars, step.outvars], names)
-            steps.append((step.primitive, variables, described(params)))
-        return constants, inputs, tuple(steps), described(value.outvars, names)
+            variables = comparable([step.invars, step.outvars], names)
+            steps.append((step.primitive, variables, comparable(params)))
+        return constants, inputs, tuple(steps), comparable(value.outvars, names)
     if isinstance(value, core.Literal):
-        return described(value.val), value.aval
+        return comparable(value.val), value.aval
     if isinstance(value, core.Var):
         return names.setdefault(value, len(names)), value.aval
     if isinstance(value, dict):
-        return tuple((name, described(one, names)) for name, one in value.items())
+        return tuple((name, comparable(one, names)) for name, one in value.items())
     if isinstance(value, (list, tuple)):
-        return tuple(described(one, names) for one in value)
+        return tuple(comparable(one, names) for one in value)
     if isinstance(value, jax.core.Tracer):
         return id(value)
     if isinstance(value, float) or hasattr(value, "__array__"):
