@@ -43,8 +43,10 @@ class Predictor:
         self._lock, self._compiled_shapes = threading.Lock(), set()
 
     def __reduce__(self):
-        # Compiled again where it is unpickled.
-        return Predictor, (self._model, self.batch_sizes)
+        # Compiled again where it is unpickled. Plain Keras models lose their attributes.
+        names = ("preprocessing", "class_names")
+        stated = {name: getattr(self._model, name, None) for name in names}
+        return _again, (self._model, stated, self.batch_sizes)
 
     def __call__(self, images: Any, top: int = 5) -> list[list[tuple]]:
         """Return the most probable classes of images.
@@ -87,6 +89,13 @@ class Predictor:
             outputs = self._run(batch)
         self._compiled_shapes.add(batch.shape)
         return outputs
+
+
+def _again(model, stated, batch_sizes) -> Predictor:
+    for name, value in stated.items():
+        if getattr(model, name, None) is None and value is not None:
+            setattr(model, name, value)
+    return Predictor(model, batch_sizes)
 
 
 def _on_host(image: object) -> Any:

@@ -58,7 +58,8 @@ class DropPath(Layer):
     Args:
         rate: $p$, in [0, 1).
         seed: Random seed. Under PyTorch, a layer without one draws from PyTorch's own generator, as
-            Keras's `Dropout` does; with one, every draw waits for the device.
+            Keras's `Dropout`. With one, every draw waits for the device, and seeds 1 and 2 draw the
+            same masks one call apart, as in Keras: take seeds that are far apart.
     """
 
     varying = ("_rate",)

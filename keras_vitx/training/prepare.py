@@ -208,7 +208,11 @@ def compile_model(
         arguments["loss"] = teacher.loss(model, arguments["loss"])
         arguments["loss"].name = OPTIMIZER
     if "optimizer" not in own:
-        arguments["optimizer"] = make_optimizer(model, recipe, steps)
+        optimizer = make_optimizer(model, recipe, steps)
+        # Keras goes by the policy of the outer model alone.
+        is_half = any(layer.compute_dtype == "float16" for layer in sublayers(model))
+        scaled = keras.optimizers.LossScaleOptimizer
+        arguments["optimizer"] = scaled(optimizer, name=OPTIMIZER) if is_half else optimizer
     if taken := own.keys() & {"optimizer", "loss", "metrics", "weighted_metrics"}:
         name, names = type(arguments["optimizer"]).__name__, ", ".join(sorted(taken))
         log.warning("The model is compiled: its %s stay. The optimizer is %s.", names, name)

@@ -31,6 +31,7 @@ from harness import (
     array,
     close,
     numbers,
+    precision,
     randomized,
     run_python,
     same_weights,
@@ -235,3 +236,36 @@ def test_autocast_keeps_the_maps_of_deepvit():
         with torch.autocast("cpu", dtype=torch.bfloat16):
             found = model(images, training=False)
     np.testing.assert_allclose(found.float(), expected, atol=2e-2)
+
+
+@pytest.mark.skipif(BACKEND != "torch", reason="PyTorch's autocast")
+@pytest.mark.parametrize("dtype, tolerance", [("bfloat16", 1e-2), ("float16", 1e-3)])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_autocast_keeps_what_a_family_computes(name, dtype, tolerance):
+    import torch
+
+    model, images = randomized(name, input_shape=(24, 16, 3)), numbers((4, 24, 16, 3))
+    with torch.no_grad():
+        expected = model(images, training=False)
+        with torch.autocast("cpu", dtype=getattr(torch, dtype)):
+            found = model(images, training=False)
+    close(array(found.float()), array(expected), tolerance)
+
+
+# Keras scales the loss by the policy of the outer model alone.
+@pytest.mark.backend_free
+def test_fit_scales_the_loss_of_a_float16_network_in_another():
+    with precision("mixed_float16"):
+        network = FAMILIES["ViT"](input_shape=(8, 8, 3), classes=10)
+    model = keras.Sequential([keras.Input((8, 8, 3)), network])
+    model.preprocessing = network.preprocessing
+    kv.fit(model, "fashion_mnist", epochs=1, batch_size=8, fraction=0.01)
+    assert isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
+
+
+# JAX finds the right class among the best five of NaN.
+def test_nan_is_not_right():
+    model = FAMILIES["ViT"](input_shape=(8, 8, 3), classes=10)
+    model.get_layer("head").kernel.assign(np.full((8, 10), np.nan))
+    results = kv.evaluate(model, "fashion_mnist")
+    assert np.isnan([results[name] for name in ("loss", "accuracy", "top_5_accuracy")]).all()

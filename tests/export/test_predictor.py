@@ -1,7 +1,9 @@
 """`kv.predictor`: images in, names out, from several threads."""
 
+import copy
+import multiprocessing
 import pickle
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 
 import keras
 import numpy as np
@@ -82,3 +84,20 @@ def test_eight_threads_leave_the_model_as_it_was(model, pictures):
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(call, range(48)))
     close(one_by_one(model, pictures), expected)
+
+
+def answers(classify, images):
+    return [row[0] for row in classify(images, top=1)]
+
+
+def test_a_predictor_of_a_plain_model_travels():
+    network = keras.Sequential([keras.Input((8, 8, 3)), keras.layers.Flatten()])
+    network.add(keras.layers.Dense(4, activation="softmax"))
+    network.preprocessing, network.class_names = kv.Preprocessing.pixels(3), NAMES
+    classify = kv.predictor(network)
+    images = list(RANDOM.integers(0, 256, (3, 8, 8, 3)).astype("uint8"))
+    expected = answers(classify, images)
+    assert answers(pickle.loads(pickle.dumps(classify)), images) == expected
+    assert answers(copy.deepcopy(classify), images) == expected
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        assert pool.submit(answers, classify, images).result() == expected
