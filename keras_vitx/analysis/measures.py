@@ -312,7 +312,7 @@ def cross_layer_similarity(
 def similar_blocks(
     similarity: Float[Array, "*batch blocks blocks"], threshold: float = 0.8
 ) -> Bool[Array, "*batch blocks"]:
-    """Return which blocks are similar to the previous one.
+    """Return which blocks are similar to the previous one; False for the first.
 
     The fraction of similar blocks is the mean of the result (DeepViT, Appendix D; Figures 3b and
     5).
@@ -320,9 +320,6 @@ def similar_blocks(
     Args:
         similarity: `(..., blocks, blocks)`, from `cross_layer_similarity`.
         threshold: The fraction above which a block is similar.
-
-    Returns:
-        Booleans, `(..., blocks)`; False for the first block.
     """
     similar = np.diagonal(np.asarray(similarity), offset=-1, axis1=-2, axis2=-1) > threshold
     return np.concatenate([np.zeros((*similar.shape[:-1], 1), bool), similar], -1)
@@ -332,10 +329,7 @@ def mean_head_similarity(maps: MapsOfHeads) -> Float[Array, "*batch"]:
     r"""Return the mean similarity of pairs of different heads $g, h$ of one block, `(...)`.
 
     $$\frac1T \sum_t \cos(A_{g,:,t}, A_{h,:,t})$$
-    (DeepViT, Section 4.2, Figure 3c).
-
-    Args:
-        maps: `(..., heads, queries, keys)`. The result is NaN for one head.
+    (DeepViT, Section 4.2, Figure 3c). It is NaN for one head.
     """
     unit = _unit(_float_maps(maps), -2)
     *batch, heads, _, keys = unit.shape
@@ -351,10 +345,6 @@ def feature_similarity(tokens: Tokens, last: Tokens) -> Float[Array, "*batch"]:
 
     $$\frac1T \sum_t \cos(x^l_t, x^L_t)$$
     (DeepViT, Section 3, Figures 4 and 8b, with the output of the last block as $x^L$).
-
-    Args:
-        tokens: `(..., tokens, dim)`.
-        last: Tokens of the other block, of the same shape.
     """
     tokens, last = np.asarray(tokens, "float32"), np.asarray(last, "float32")
     return (_unit(tokens, -1) * _unit(last, -1)).sum(-1).mean(-1)
@@ -395,9 +385,6 @@ def normalized_cka(
             their means.
         last: The final features $f_\text{out}$; None means those of the last block.
 
-    Returns:
-        `(blocks,)`; the first entry is 1.
-
     Raises:
         ValueError: if the numbers of images differ, or are below two.
     """
@@ -415,25 +402,15 @@ def _unit(values, axis):
 # Residual branches and learned scales.
 
 
-def branch_ratio(
-    branch: Tokens, inputs: Tokens, over: Literal["token", "image"] = "token"
-) -> Float[Array, "*batch"]:
-    r"""Return the norm of a residual branch relative to that of its input tokens.
+def branch_ratio(branch: Tokens, inputs: Tokens) -> Float[Array, "*batch"]:
+    r"""Return the norm of a residual branch relative to that of its input, the mean over tokens.
 
     $$\|R_l(x)\|_2 / \|x\|_2$$
-    with LayerScale included in $R_l$ (CaiT, Section 4.1.3, Figure 4).
-
-    Args:
-        branch: The output of the branch, `(..., tokens, dim)`.
-        inputs: The tokens to which it is added, of the same shape.
-        over: The axes of the norms: `"token"`, the channels of one token, averaged over tokens; or
-            `"image"`, all tokens and channels. The paper does not say which.
+    with LayerScale included in $R_l$ (CaiT, Section 4.1.3, Figure 4). The paper does not say
+    whether the norms are those of a token or of all.
     """
-    branch, inputs = np.asarray(branch, "float32"), np.asarray(inputs, "float32")
-    axes = {"token": -1, "image": (-2, -1)}[over]
-    norm, input_norm = (np.sqrt(np.square(x).sum(axes)) for x in (branch, inputs))
-    ratio = norm / np.maximum(input_norm, np.finfo("float32").tiny)
-    return ratio.mean(-1) if over == "token" else ratio
+    norm, input_norm = (np.linalg.norm(np.asarray(x, "float32"), axis=-1) for x in (branch, inputs))
+    return (norm / np.maximum(input_norm, np.finfo("float32").tiny)).mean(-1)
 
 
 def scale_summary(scale: Float[Array, " dim"]) -> tuple[float, float]:
