@@ -3,7 +3,6 @@
 from keras_vitx.analysis import measures as measures
 from keras_vitx.analysis.attribution import attribute as attribute
 from keras_vitx.analysis.dynamics import MeasureDuringTraining as MeasureDuringTraining
-from keras_vitx.analysis.dynamics import converged_at as converged_at
 from keras_vitx.analysis.dynamics import plot_dynamics as plot_dynamics
 from keras_vitx.analysis.dynamics import read_dynamics as read_dynamics
 from keras_vitx.analysis.dynamics import results_by_epoch as results_by_epoch

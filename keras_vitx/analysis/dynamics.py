@@ -148,20 +148,6 @@ def results_by_epoch(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, dict[s
     return [steps[step] for step in sorted(steps)]
 
 
-def converged_at(values: Sequence[float], within: float = 0.001) -> int:
-    """Return the first epoch, from 1, whose accuracy is at most `within` below the best one.
-
-    Refiner's Table 1 lists such epochs but does not define them; this is our reading, with a tenth
-    of a point. After `run = keras_vitx.fit(...)`: `converged_at(run.history["val_accuracy"])`.
-
-    Args:
-        values: The accuracy after each epoch, in 0..1.
-        within: The difference to the best that still counts.
-    """
-    values = np.asarray(values, "float64")
-    return int(np.argmax(values >= values.max() - within)) + 1
-
-
 def plot_dynamics(
     rows: Sequence[Mapping[str, Any]],
     path: str | os.PathLike,

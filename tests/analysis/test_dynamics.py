@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 from harness import FAMILIES, close, numbers
 
-import keras_vitx as kv
 from keras_vitx.analysis import MeasureDuringTraining, measure, read_dynamics
 
 IMAGES = numbers((4, 16, 16, 3))
@@ -81,12 +80,3 @@ def test_tensorboard(tmp_path):
     events.Reload()
     tags = [f"nonlocality/blocks_{i}" for i in range(2)]
     assert set(tags) <= {tag for kind in events.Tags().values() if kind for tag in kind}
-
-
-@pytest.mark.parametrize(
-    ("values", "within", "expected"),
-    [([0.1, 0.5, 0.7999, 0.8], 0.001, 3), ([0.1, 0.5, 0.8, 0.79], 0.0, 3), ([0.3], 0.001, 1)],
-)
-@pytest.mark.backend_free
-def test_converged_at(values, within, expected):
-    assert kv.analysis.converged_at(values, within) == expected
