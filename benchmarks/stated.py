@@ -28,7 +28,7 @@ WRITTEN = {
     "docs/ablations.md": "pytest tests/test_docs.py: parameters of its calls",
     "docs/claims.md": "python benchmarks/exact_claims.py; its runs are those of a commit",
     "docs/data.md": "python benchmarks/pipeline.py",
-    "docs/devices.md": "python benchmarks/sharded_weights.py",
+    "docs/devices.md": "a program of a commit, which the page names",
     "docs/accelerators.md": "python benchmarks/accelerator.py, compile_ahead.py",
     "docs/export.md": "python benchmarks/export.py",
     "docs/real-network.md": "a program of a commit, which the page names",
