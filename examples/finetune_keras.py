@@ -27,7 +27,8 @@ model.compile(
     metrics=["accuracy"],
 )
 model.fit(
-    batches.train,
+    batches.train.stream(),  # prefetched; `batches.train` alone is read in one thread
+    steps_per_epoch=len(batches.train),
     validation_data=batches.validation,
     epochs=EPOCHS,
     callbacks=[keras.callbacks.EarlyStopping("val_accuracy", restore_best_weights=True)],
