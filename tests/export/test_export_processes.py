@@ -84,6 +84,7 @@ def quick(monkeypatch):
 
     monkeypatch.setattr(module, "write", write)
     monkeypatch.setattr(module, "check_equal", lambda *arguments: 0.0)
+    monkeypatch.setattr(module, "write_class_names", lambda *arguments: None)
     return module
 
 

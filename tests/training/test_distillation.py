@@ -124,5 +124,5 @@ def test_a_teacher_of_other_names(tmp_path):
     for teacher.class_names in (tuple("abcd"), tuple("0123")):
         kv.fit(student_of(), path, teacher=teacher, **SHORT)
     teacher.class_names = tuple("bacd")
-    with pytest.raises(ValueError, match=r"same order, \(a, b, c, .*Received: \(b, a, c"):
+    with pytest.raises(ValueError, match=r"in order: \('a', 'b', 'c', .*Received: \('b', 'a', 'c'"):
         kv.fit(student_of(), path, teacher=teacher, **SHORT)
