@@ -67,7 +67,9 @@ class Log(TorchDispatchMode):
             self.waits[f"{name} {place()}"] += 1
             if name == "_local_scalar_dense":  # Such as whether all gradients are finite.
                 return True
-        out = function(*args, **(kwargs or {}))
+        # It changes its arguments in place, and has no shapes of its own.
+        is_update = name == "_fused_adamw_"
+        out = None if is_update else function(*args, **(kwargs or {}))
         given = [x for x in tree_leaves(out) if isinstance(x, torch.Tensor)]
         before, after = ({x.device.type for x in part} for part in (taken, given))
         copies = name in ("_to_copy", "copy_")
