@@ -146,9 +146,7 @@ class ImageModel(keras.Model):
     def predict(self, x: Any, *args: Any, **kwargs: Any) -> Any:
         """As Keras's `predict`; warns if pixels come where normalized images are expected."""
         if getattr(x, "dtype", None) == "uint8" and self.preprocessing and not _prepares(self):
-            text = (
-                "`x` should be normalized, as by `kv.preprocess_input(x, model)`. Received: uint8."
-            )
+            text = "`x` should be normalized, as by `kv.preprocess_input`. Received: uint8."
             warnings.warn(text, stacklevel=2)
         return super().predict(x, *args, **kwargs)
 

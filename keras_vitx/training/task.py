@@ -78,9 +78,7 @@ def task_of(outputs: Outputs, labels: ArrayLike) -> Task:
         if outputs.kind == "logits" and labels.dtype.kind == "f":
             return Task("regression", outputs)
     elif labels.ndim == 1 and integral:
-        rule = (
-            f"Labels must be in 0..{classes - 1}, one per output, or, for regression, floats, with "
-        )
+        rule = f"Labels must be in 0..{classes - 1}, one per output; of regression, floats, with "
         rule += "classes=1 and classifier_activation=None."
         is_class = labels.min() >= 0 and labels.max() < classes
         check(is_class, rule, f"{labels.min():.0f}..{labels.max():.0f}")

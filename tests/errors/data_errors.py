@@ -198,7 +198,7 @@ ERRORS = {
         "must be off ...(1, 3)... Received: 4": lambda: PRESETS["rand_augment"].check(4),
         "must be off ...keras_cv... Received: 1": lambda: PRESETS["keras_cv"].check(1),
         "`group_size` must divide the batch of 6": lambda: Mixing(group_size=4).check(Y[:6], 4, 6),
-        "Labels must be in 0..2. Received: array": lambda: Mixing().check(Y, 3, 6),
+        "Labels must be in 0..2. Received: 3": lambda: Mixing().check(Y, 3, 6),
         # Sources.
         "validation_split...1": lambda: load_dataset((X, Y), validation_split=1),
         "classes of two": lambda: load_dataset((X, np.arange(40)), validation_split=0.5),

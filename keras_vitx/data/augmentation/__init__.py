@@ -75,12 +75,8 @@ class Augmentation:
             return value
         if isinstance(value, Mapping):
             return from_fields(cls, value)
-        known = f"{nearest(value, PRESETS)}"
-        check(
-            value in PRESETS,
-            f"`augmentation` must be an `Augmentation`, its name or None. {known}",
-            value,
-        )
+        rule = "`augmentation` must be an `Augmentation`, its name or None."
+        check(value in PRESETS, f"{rule} {nearest(value, PRESETS)}", value)
         return PRESETS[value]
 
     def check(self, channels: int) -> None:
@@ -90,7 +86,8 @@ class Augmentation:
         """
         colors = [name for name in ("rand_augment", "color_jitter") if getattr(self, name)]
         possible = (1, 3) if self.by == "pillow" else (3,)
-        rule = f"`{colors}` must be off for images without {possible} channels, by {self.by!r}."
+        names = " and ".join(f"`{name}`" for name in colors)
+        rule = f"{names} must be off for images without {possible} channels, by {self.by!r}."
         check(not colors or channels in possible, rule, channels)
         needed = ("keras_cv", "tensorflow") if self.by == "keras_cv" else ()
         if not all(map(importlib.util.find_spec, needed)):

@@ -61,8 +61,8 @@ class Mixing:
         """Return `value`, or a `Mixing` from a dictionary of its fields; None if both are off."""
         if isinstance(value, Mapping):
             value = from_fields(cls, value)
-        is_none = value is None or isinstance(value, cls)
-        check(is_none, "`mixing` must be a Mixing or None.", value)
+        is_known = value is None or isinstance(value, cls)
+        check(is_known, "`mixing` must be a Mixing or None.", value)
         return value if value is not None and value.on else None
 
     @property
@@ -93,8 +93,8 @@ class Mixing:
         """Raise a ValueError if batches of `size` images of such labels can't be mixed."""
         rule = "`mixing` must be None for regression."
         check(not is_regression(labels), rule, f"labels {labels.dtype} {labels.shape}")
-        last = max(classes, 2) - 1
-        check(labels.ndim == 2 or labels.max() <= last, f"Labels must be in 0..{last}.", labels)
+        last, largest = max(classes, 2) - 1, labels.max().item()
+        check(labels.ndim == 2 or largest <= last, f"Labels must be in 0..{last}.", largest)
         rule = f"`group_size` must divide the batch of {size} images."
         check(size % (self.group_size or 1) == 0, rule, self.group_size)
 
