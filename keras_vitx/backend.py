@@ -58,6 +58,16 @@ def choose(requested: str | None = None) -> None:
     os.environ["KERAS_BACKEND"] = name
 
 
+def set_environment() -> None:
+    """Set what a command sets in its environment: JAX keeps compiled programs in the user's cache.
+
+    A program's name has the version of JAX, the instructions of the processor and XLA's flags.
+    """
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache / "keras_vitx" / "jax"))
+
+
 def _is_installed(package: str) -> bool:
     spec = importlib.util.find_spec(package)
     # A directory that merely bears the name of a package has no origin.

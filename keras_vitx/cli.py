@@ -71,7 +71,7 @@ Json = option(bool, "Print JSON.")
 
 def main() -> None:
     """Run the command line: an error is one line on standard error, with exit code 1."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    backends.set_environment()
     logging.basicConfig(format="%(message)s")
     logging.getLogger("keras_vitx").setLevel(logging.INFO)
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # It logs each retry twice.

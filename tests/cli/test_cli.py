@@ -275,6 +275,20 @@ def test_the_backend_is_chosen_before_keras_is_imported():
     assert "exit None" in said.stdout and "'torch'" not in said.stdout, said.stderr
 
 
+def test_the_second_process_finds_the_programs_of_the_first(tiny_file, photos, tmp_path):
+    """Under JAX, in the user's cache."""
+    code = "import os; os.environ.pop('JAX_COMPILATION_CACHE_DIR', None)" + LIGHT
+
+    def programs(run):
+        arguments = "train", tiny_file, photos, "--epochs", 1, "--batch-size", 8, "--output", run
+        said = run_python(code, *arguments, backend="jax", XDG_CACHE_HOME=str(tmp_path))
+        assert "exit None" in said.stdout, said.stderr
+        return {path.name for path in (tmp_path / "keras_vitx" / "jax").glob("*-cache")}
+
+    first = programs(tmp_path / "first")
+    assert any("train_step" in name for name in first) and programs(tmp_path / "second") == first
+
+
 def test_a_pipe_that_is_closed(monkeypatch, capfd):
     """`| head` has read enough: nothing is said, then or when Python closes the pipe."""
     reading, writing = os.pipe()
