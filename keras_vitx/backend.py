@@ -43,7 +43,7 @@ def choose(requested: str | None = None) -> None:
         return
     name = requested or os.environ.get("KERAS_BACKEND") or _in_keras_file()
     if not name:
-        installed = [each for each in BACKENDS if _is_installed(each)]
+        installed = [backend for backend in BACKENDS if _is_installed(backend)]
         if not installed:
             what = "keras_vitx needs JAX, PyTorch or TensorFlow, and none is installed"
             raise ImportError(needs_extra(what, *BACKENDS))
@@ -144,7 +144,7 @@ def input_gradient(function: Callable[..., Any], variables: Sequence[Any]) -> Ca
                 return function(x, *more)
 
         # Copies, because Keras donates its arrays to the steps it compiles.
-        values = [jax.numpy.array(each.value) for each in variables]
+        values = [jax.numpy.array(variable.value) for variable in variables]
         gradient = jax.jit(jax.grad(stateless))
         return lambda x, *more: arrays(np.asarray, gradient(x, values, *more))
     if keras.backend.backend() == "tensorflow":
@@ -162,9 +162,9 @@ def input_gradient(function: Callable[..., Any], variables: Sequence[Any]) -> Ca
     import torch
 
     def gradient(x, *more):
-        x = arrays(lambda one: keras.ops.convert_to_tensor(one).detach().requires_grad_(), x)
-        found = torch.autograd.grad(function(x, *more), keras.tree.flatten(x))
-        return arrays(lambda one: one.cpu().numpy(), keras.tree.pack_sequence_as(x, found))
+        x = arrays(lambda array: keras.ops.convert_to_tensor(array).detach().requires_grad_(), x)
+        gradients = torch.autograd.grad(function(x, *more), keras.tree.flatten(x))
+        return arrays(lambda array: array.cpu().numpy(), keras.tree.pack_sequence_as(x, gradients))
 
     return gradient
 

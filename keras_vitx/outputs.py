@@ -59,15 +59,15 @@ def outputs_of(model: keras.Model) -> Outputs:
         shape = model.output_shape
     except AttributeError as error:  # Subclassed, or a Sequential that is not built.
         raise ValueError(
-            f"`model` must be a built functional or sequential model. Received: {described(model)}."
+            f"`model` must be a built functional or sequential model. Received: {describe(model)}."
         ) from error
     is_known = not isinstance(shape, dict) and len(shape) == 2 and isinstance(shape[-1], int)
     rule = "`model` must be a classifier, with one output of shape (batch, classes): put pooling "
     check(is_known, rule + "and a `keras.layers.Dense(classes)` on top.", f"output shape {shape}")
     for layer in reversed(layers_of(model)):
         if isinstance(layer, keras.layers.Average):
-            inputs = [(keras.utils.get_source_inputs(each), each) for each in layer.input]
-            members = {outputs_of(keras.Model(*one)) for one in inputs}
+            inputs = [(keras.utils.get_source_inputs(tensor), tensor) for tensor in layer.input]
+            members = {outputs_of(keras.Model(*nested)) for nested in inputs}
             if len(members) == 1:
                 return members.pop()
         follows, is_dense = isinstance(layer, ACTIVATIONS), isinstance(layer, DENSE)
@@ -82,7 +82,7 @@ def outputs_of(model: keras.Model) -> Outputs:
             return Outputs(kind, shape[-1])
     raise ValueError(
         "`model` must end in a classifier (include_top=True, or a Dense of your own on top). "
-        f"Received: {described(model)}, which ends in {layer.name!r} ({type(layer).__name__})."
+        f"Received: {describe(model)}, which ends in {layer.name!r} ({type(layer).__name__})."
     )
 
 
@@ -118,6 +118,6 @@ def is_chain(model: object) -> bool:
     return isinstance(model, keras.Model) and hasattr(model, "token_layout")
 
 
-def described(model: keras.Model) -> str:
+def describe(model: keras.Model) -> str:
     """Return the class and the name of a model, for an error message."""
     return f"{type(model).__name__} {getattr(model, 'name', model)!r}"

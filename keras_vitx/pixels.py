@@ -33,18 +33,18 @@ def noise(shape: tuple[int, int, int]) -> np.ndarray:
     return np.random.default_rng(0).standard_normal((count, row), dtype="float32")
 
 
-def packed(
+def pack_images(
     pixels: np.ndarray, preprocessing: Preprocessing, boxes: np.ndarray | None = None
 ) -> dict[str, np.ndarray]:
     """Return the dictionary of some images."""
-    found = {"pixels": pixels}
+    images = {"pixels": pixels}
     if not preprocessing.takes_pixels:
         moments = np.float32((preprocessing.mean, preprocessing.std))
-        found["moments"] = np.tile(moments, (len(pixels), 1, 1))
-    return found if boxes is None else found | {"boxes": boxes}
+        images["moments"] = np.tile(moments, (len(pixels), 1, 1))
+    return images if boxes is None else images | {"boxes": boxes}
 
 
-def unpacked(inputs: object) -> Any:
+def unpack_images(inputs: object) -> Any:
     """Return the images of such a dictionary, normalized and erased; other inputs as they are."""
     if not isinstance(inputs, dict) or "pixels" not in inputs:
         return inputs

@@ -62,7 +62,7 @@ class Preprocessing:
     @property
     def takes_pixels(self) -> bool:
         """Whether the values stay in 0..255."""
-        return not any(self.mean) and all(math.isclose(each, 1 / 255) for each in self.std)
+        return not any(self.mean) and all(math.isclose(value, 1 / 255) for value in self.std)
 
     def replace(self, **changes: Any) -> "Preprocessing":
         """Return a copy with some values changed, e.g. `.replace(crop_ratio=1.13)`."""

@@ -14,7 +14,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return "Known: " + ", ".join(known) + "."
 
 
-def shortened(names: Iterable[str], count: int = 3) -> str:
+def shorten(names: Iterable[str], count: int = 3) -> str:
     """Return the first names for an error message, with "..." only if there are more."""
     names = list(names)
     return ", ".join(names[:count]) + (", ..." if len(names) > count else "")

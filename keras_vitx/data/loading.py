@@ -22,7 +22,7 @@ from keras_vitx.data.augmentation.erasing import draw_erasing, erase_box
 from keras_vitx.data.augmentation.mixing import Mixing, shard_of_batch, soft_labels
 from keras_vitx.data.images import fit_to_model, normalize, with_channels
 from keras_vitx.data.sources.dataset import ArrayImages, Split
-from keras_vitx.pixels import packed
+from keras_vitx.pixels import pack_images
 from keras_vitx.preprocessing import ModelInput
 
 if is_worker():  # It unpickles loaders without Keras, in a second, and ends with its parent.
@@ -188,17 +188,17 @@ class Loader:
 
     def without_errors(self, samples: list[Sample]) -> tuple[list[Sample], np.ndarray | None]:
         """Return samples that have images, and their weights if there are any."""
-        found = [sample for sample in samples if sample.image is not None]
+        readable = [sample for sample in samples if sample.image is not None]
         if self.weighted:
             samples = samples + [Sample(0)] * (self.pad * (self.batch_size - len(samples)))
             weights = np.array([sample.image is not None for sample in samples], "float32")
             black = np.zeros((*self.spec.size, self.spec.channels), "uint8")
             return [s if s.image is not None else s._replace(image=black) for s in samples], weights
-        if not found:
+        if not readable:
             raise OSError(f"no image of a batch can be decoded: {samples[0].error}")
         if self.seed is None:
-            return found, None
-        others = itertools.cycle(found)
+            return readable, None
+        others = itertools.cycle(readable)
         return [next(others) if s.image is None else s for s in samples], None
 
     def normalize(self, batch: Batch) -> Batch:
@@ -212,7 +212,8 @@ class Loader:
 
     def pack(self, batch: Batch) -> Batch:
         """Return a batch whose images have the form of `keras_vitx.pixels`."""
-        return batch._replace(images=packed(batch.images, self.spec.preprocessing, batch.boxes))
+        images = pack_images(batch.images, self.spec.preprocessing, batch.boxes)
+        return batch._replace(images=images)
 
 
 @functools.lru_cache(maxsize=2)
@@ -280,7 +281,7 @@ class ImageBatches(PyDataset):
     def __getitem__(self, index: int) -> tuple:
         if not 0 <= index < len(self):
             raise IndexError(f"batch {index} of {len(self)}")
-        return _changed(self.changes, index, self.dataset()[self._first() + index])
+        return _change(self.changes, index, self.dataset()[self._first() + index])
 
     def _first(self) -> int:
         """Return the step at which the epoch begins; those of an evaluation are the same."""
@@ -336,13 +337,13 @@ def _read(iterator, workers, changes, first, steps):
             os.environ[WORKER] = "1"
         for step, batch in enumerate(iterator, first):
             os.environ.pop(WORKER, None)
-            yield _changed(changes, step % steps, batch)
+            yield _change(changes, step % steps, batch)
     finally:
         os.environ.pop(WORKER, None)
         iterator.close()
 
 
-def _changed(changes, index, batch):
+def _change(changes, index, batch):
     for change in changes:
         batch = change(index, batch)
     return batch

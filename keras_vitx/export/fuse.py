@@ -53,7 +53,7 @@ def fuse(model: keras.Model) -> keras.Model:
     arrays: Arrays = {}
     for layer in sublayers(model):
         if isinstance(layer, WITH_LORA) and layer.lora_enabled:
-            arrays[id(layer)] = _merged(layer)
+            arrays[id(layer)] = _merge_lora(layer)
     config = _without_lora(model.get_config())
     _fold(model.layers, config["layers"], arrays)
     name_of = keras.saving.get_registered_name
@@ -121,7 +121,7 @@ def _fold(layers: Any, config: Any, arrays: Arrays) -> None:
             if kept and _is_norm(layer) and _is_linear(kept[-1][0]):
                 linear, linear_config = kept[-1]
                 weights = arrays.get(id(linear)) or linear.weights
-                arrays[id(linear)], arrays[id(layer)] = _folded(weights, layer), []
+                arrays[id(linear)], arrays[id(layer)] = _fold_norm(weights, layer), []
                 if type(linear) is LocalMapConvolution:
                     form = FoldedConvolution.from_config(linear.get_config())
                     linear_config.update(serialize(form))
@@ -133,7 +133,7 @@ def _fold(layers: Any, config: Any, arrays: Arrays) -> None:
         config[:] = [described for _, described in kept]
     elif type(layers) is ReAttention:
         config["config"].update(map_scale=1.0, normalize=False)
-        weights = _folded(layers.reatten_matrix.weights, layers.var_norm)
+        weights = _fold_norm(layers.reatten_matrix.weights, layers.var_norm)
         arrays[id(layers)] = [each * layers.map_scale for each in weights]
     elif type(layers) is ResidualRefinement:
         form = FoldedRefinement(
@@ -141,9 +141,9 @@ def _fold(layers: Any, config: Any, arrays: Arrays) -> None:
         )
         config.update(serialize(form))
         scale, shift = (layers.map_scale * each for each in _affine(layers.adapt_bn))
-        kernel, bias = _folded(layers.conv_pro.weights, layers.bn3)
-        depthwise = _folded(layers.depth_sep_conv.weights, layers.bn2)
-        expand = _folded(layers.conv_exp.weights, layers.bn1)
+        kernel, bias = _fold_norm(layers.conv_pro.weights, layers.bn3)
+        depthwise = _fold_norm(layers.depth_sep_conv.weights, layers.bn2)
+        expand = _fold_norm(layers.conv_exp.weights, layers.bn1)
         reduce = [kernel * scale[:, None], bias * scale + shift]
         arrays[id(layers)] = [scale, *depthwise, *expand, *reduce]
     elif isinstance(layers, keras.layers.Layer) and type(layers).__module__.startswith(
@@ -163,7 +163,9 @@ def _is_linear(layer: keras.layers.Layer) -> bool:
     return type(layer) is HeadMixing or is_convolution
 
 
-def _folded(weights: list[Any], norm: keras.layers.BatchNormalization | None) -> list[np.ndarray]:
+def _fold_norm(
+    weights: list[Any], norm: keras.layers.BatchNormalization | None
+) -> list[np.ndarray]:
     """Return kernel and bias of a linear layer, with the normalization after it, if any."""
     kernel, *bias = map(_array, weights)
     scale, shift = _affine(norm)
@@ -184,7 +186,7 @@ def _affine(norm: keras.layers.BatchNormalization | None) -> tuple[np.ndarray, n
     return scale, shift if norm.beta is None else shift + _array(norm.beta)
 
 
-def _merged(layer: keras.layers.Layer) -> list[np.ndarray]:
+def _merge_lora(layer: keras.layers.Layer) -> list[np.ndarray]:
     r"""Return the weights of a layer with LoRA, its kernel as $W + \frac{\alpha}{r} A B$."""
     own = {each.name: each for each in layer.weights if not each.name.startswith("lora_")}
     if isinstance(layer, keras.layers.Embedding):

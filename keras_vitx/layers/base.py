@@ -36,7 +36,7 @@ def arguments(cls: type[keras.layers.Layer]) -> tuple[str, ...]:
     for parent in cls.__mro__[: cls.__mro__.index(keras.layers.Layer)]:
         if "__init__" in vars(parent):
             _, *parameters = inspect.signature(parent.__init__).parameters.values()
-            names |= {one.name: None for one in parameters if one.kind is not one.VAR_KEYWORD}
+            names |= {p.name: None for p in parameters if p.kind is not p.VAR_KEYWORD}
     return tuple(names)
 
 
@@ -137,9 +137,9 @@ def frozen_layers(layer: keras.layers.Layer) -> dict[str, bool]:
     """
     inner = _inner_layers(layer)
     return {
-        path: one.trainable
-        for path, (one, owner) in inner.items()
-        if one.trainable != owner and one.weights
+        path: child.trainable
+        for path, (child, owner) in inner.items()
+        if child.trainable != owner and child.weights
     }
 
 
@@ -149,8 +149,9 @@ def quantized_layers(layer: keras.layers.Layer) -> dict[str, Any]:
     Raises:
         ValueError: if one has an update of low rank, with which Keras would round its kernel again.
     """
-    found = {path: one for path, (one, _) in _inner_layers(layer).items() if one.quantization_mode}
-    adapted = [path for path, one in found.items() if getattr(one, "lora_enabled", False)]
+    inner = _inner_layers(layer).items()
+    quantized = {path: child for path, (child, _) in inner if child.quantization_mode}
+    adapted = [path for path, child in quantized.items() if getattr(child, "lora_enabled", False)]
     if adapted:
         raise ValueError(
             "A quantized model must have no LoRA when it is saved or copied: its kernels would be "
@@ -158,8 +159,8 @@ def quantized_layers(layer: keras.layers.Layer) -> dict[str, Any]:
             f"`lora_kernel_a` and `lora_kernel_b` by themselves. Received: LoRA in {adapted}."
         )
     return {
-        path: getattr(one, "quantization_config", None) or one.quantization_mode
-        for path, one in found.items()
+        path: getattr(child, "quantization_config", None) or child.quantization_mode
+        for path, child in quantized.items()
     }
 
 

@@ -102,7 +102,7 @@ class PositionalAttention(Attention):
     def projections(self, x, training=False):
         query, key = ops.split(self.run(self.qk, x, training), 2, axis=-1)
         value = self.run(self.v, x, training)
-        return [self.split_heads(each) for each in (query, key, value)]
+        return [self.split_heads(part) for part in (query, key, value)]
 
     def logits_of(self, query, key):
         return super().logits_of(query, key) + self.over_pairs(*self.positions(), ops.add)
@@ -112,8 +112,8 @@ class PositionalAttention(Attention):
 
         As $|\delta|^2$ is a sum over the axes, so are the logits of a pair of patches.
         """
-        offsets = (ops.cast(each, self.compute_dtype) for each in self.offsets())
-        return [ops.transpose(self.run(self.pos_proj, each), (2, 0, 1)) for each in offsets]
+        offsets = (ops.cast(offset, self.compute_dtype) for offset in self.offsets())
+        return [ops.transpose(self.run(self.pos_proj, offset), (2, 0, 1)) for offset in offsets]
 
     def offsets(self):
         """Return $r$ between all rows, (0, y, y²), and between all columns, (x, 0, x²)."""

@@ -53,7 +53,7 @@ def _entmax(logits, power):
     thresholds = _threshold(count, ops.cumsum(ordered, -1), ops.cumsum(ordered**2, -1), power)
     size = ops.sum(ops.cast(thresholds < ordered, count.dtype), axis=-1, keepdims=True)
     largest = ops.where(count <= size, ordered, ops.zeros_like(ordered))
-    sums = (ops.sum(each, axis=-1, keepdims=True) for each in (largest, largest**2))
+    sums = (ops.sum(values, axis=-1, keepdims=True) for values in (largest, largest**2))
     return ops.relu(scaled - _threshold(size, *sums, power)) ** power
 
 
@@ -65,6 +65,4 @@ def _threshold(count, total, squares, power):
     return mean - ops.sqrt(ops.relu((1 - squares) / count + mean**2))
 
 
-NORMALIZERS = {
-    each.__name__: each for each in (off_by_one, sigmoid, relu, softpick, sparsemax, entmax15)
-}
+NORMALIZERS = {f.__name__: f for f in (off_by_one, sigmoid, relu, softpick, sparsemax, entmax15)}

@@ -129,7 +129,7 @@ class ImagePreprocessing(Layer):
         return self._normalized(x)
 
     def _normalized(self, x):
-        mean, std = (ops.convert_to_tensor(each, "float32") for each in (self.mean, self.std))
+        mean, std = (ops.convert_to_tensor(values, "float32") for values in (self.mean, self.std))
         return (x / 255.0 - mean) / std
 
     def _matrices_for(self, *sides):
@@ -146,7 +146,7 @@ class ImagePreprocessing(Layer):
         half = xp.array(0.5, "float64")
         # Counted in integers: converters make float16, which ends at 2048, of float32.
         pixels = [xp.add(xp.arange(side, dtype="int64"), half) for side in sides]
-        counts = [each[-1] + 0.5 for each in pixels]
+        counts = [centers[-1] + 0.5 for centers in pixels]
         scaled = scaled_size(xp, counts, self.size, self.crop_ratio)
         kernel = KERNELS[self.interpolation]
         return [

@@ -23,8 +23,8 @@ def record(name: str, x: Tensor) -> Any:
     That is `x`, unless `keras_vitx.analysis.attribute` asks how the result depends on it.
     """
     if is_recording():
-        found, change = _LISTENERS[threading.get_ident()]
-        found[name] = x = change(name, x)
+        records, change = _LISTENERS[threading.get_ident()]
+        records[name] = x = change(name, x)
     return x
 
 
@@ -39,9 +39,9 @@ def recording(change: Callable[[str, Any], Any] = lambda name, x: x) -> Iterator
 
     The layers go on with `change(name, x)` in place of each tensor.
     """
-    found: dict[str, Any] = {}
-    _LISTENERS[threading.get_ident()] = found, change
+    records: dict[str, Any] = {}
+    _LISTENERS[threading.get_ident()] = records, change
     try:
-        yield found
+        yield records
     finally:
         del _LISTENERS[threading.get_ident()]

@@ -71,7 +71,7 @@ class RotaryEmbedding(Layer):
     def call(self, queries_keys):
         angles = self.angles()[-ops.shape(queries_keys[0])[1] :]
         pair = [ops.at_least_float32(x) for x in queries_keys]
-        cos, sin = (ops.cast(each, pair[0].dtype) for each in (ops.cos(angles), ops.sin(angles)))
+        cos, sin = (ops.cast(wave, pair[0].dtype) for wave in (ops.cos(angles), ops.sin(angles)))
         rotated = (ops.rotate(x, cos, sin, self.halves) for x in pair)
         return tuple(ops.cast(x, self.compute_dtype) for x in rotated)
 
@@ -99,7 +99,7 @@ class RotaryEmbedding(Layer):
         rates = self.temperature ** (-ops.arange(count, dtype="float32") / count)
         zeros = ops.zeros_like(rates)
         pairs = [rates, zeros], [zeros, rates]
-        return ops.stack([ops.concatenate(each)[None] for each in pairs])
+        return ops.stack([ops.concatenate(pair)[None] for pair in pairs])
 
     def turned(self, shape, dtype=None):
         """Return the initial learned frequencies."""

@@ -231,7 +231,7 @@ def map_similarity(maps: Tensor, others: Tensor, over: str = "heads") -> Any:
         return ops.ones((), "float32")
     axis = SIMILARITY_AXES[over]
     maps, others = map(ops.at_least_float32, (maps, others))
-    norms = (ops.maximum(ops.sum(each**2, axis), 1e-16) for each in (maps, others))
+    norms = (ops.maximum(ops.sum(values**2, axis), 1e-16) for values in (maps, others))
     scale, other_scale = map(ops.rsqrt, norms)
     return ops.mean(ops.sum(maps * others, axis) * scale * other_scale)
 

@@ -144,9 +144,9 @@ def _size(
     )
     constructor.__name__ = constructor.__qualname__ = name
     constructor.__module__ = family.__module__
-    described = ", ".join(f"{key}={value!r}" for key, value in [*data.items()][2:])
+    listed = ", ".join(f"{key}={value!r}" for key, value in [*data.items()][2:])
     constructor.__doc__ = (
-        f"Return {family.__name__} with {described}.\n\n"
+        f"Return {family.__name__} with {listed}.\n\n"
         f"Args:\n"
         f"    **overrides: Other arguments of `{family.__name__}`, which override the size's.\n"
         f"{END_OF_DOC}"

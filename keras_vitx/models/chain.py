@@ -274,7 +274,7 @@ class Chain(MultiHeadTraining, ImageModel):
         dtype: str | keras.DTypePolicy | None = None,
         name: str | None = None,
     ):
-        repeated = [one.name for index, one in enumerate(layers) if one in layers[:index]]
+        repeated = [layer.name for index, layer in enumerate(layers) if layer in layers[:index]]
         if repeated:
             raise ValueError(f"`layers` must be distinct. Received: {repeated[0]!r} twice.")
         if input_tensor is None:
@@ -290,7 +290,7 @@ class Chain(MultiHeadTraining, ImageModel):
     @property
     def layers(self) -> list[keras.layers.Layer]:
         """The list of layers, without the input layer."""
-        return [one for one in self.operations if not isinstance(one, keras.layers.InputLayer)]
+        return [x for x in self.operations if not isinstance(x, keras.layers.InputLayer)]
 
     @property
     def token_layout(self) -> list[Tokens]:
@@ -335,7 +335,7 @@ class Chain(MultiHeadTraining, ImageModel):
         """
         check_argument("rate", rate, Annotated[float, "[0, 1)"])
         check_argument("schedule", schedule, Literal["linear", "constant"])
-        blocks = [one for one in self.blocks if not isinstance(one, ClassBlock)]
+        blocks = [block for block in self.blocks if not isinstance(block, ClassBlock)]
         rates = drop_path_rates(rate, len(blocks), schedule)
         for block, rate in zip(blocks, rates, strict=True):
             block.drop_path = rate
@@ -372,10 +372,10 @@ class Chain(MultiHeadTraining, ImageModel):
         shape = (*map(int, size), self.input_shape[-1])
         config, prepares = self.get_config(), _prepares(self)
         x, grid = keras.Input(shape, dtype=self.inputs[0].dtype), None
-        for index, described in enumerate(config["layers"]):
+        for index, layer in enumerate(config["layers"]):
             if self.layers[index] is prepares and prepares.size == self.input_shape[1:3]:
-                described["config"]["size"] = shape[:2]
-            config["layers"][index] = _with_grid(described, grid)
+                layer["config"]["size"] = shape[:2]
+            config["layers"][index] = _with_grid(layer, grid)
             layer = keras.saving.deserialize_keras_object(config["layers"][index])
             x, grid = layer(x), grid_after(layer, grid)
         return self.from_config({**config, "input_shape": shape})
@@ -420,7 +420,8 @@ class Chain(MultiHeadTraining, ImageModel):
 
 def _prepares(model: ImageModel) -> ImagePreprocessing | None:
     """Return the `ImagePreprocessing` with which a model begins, if any."""
-    return next((one for one in model.operations[1:2] if isinstance(one, ImagePreprocessing)), None)
+    first = model.operations[1:2]
+    return first[0] if first and isinstance(first[0], ImagePreprocessing) else None
 
 
 def grid_after(layer: keras.layers.Layer, grid: Grid | None) -> Grid | None:
@@ -431,17 +432,17 @@ def grid_after(layer: keras.layers.Layer, grid: Grid | None) -> Grid | None:
 def _of_other_shape(model: Chain, other: Chain) -> set[str]:
     """Return the paths of the weights that have another shape in a model of the same layers."""
     pairs = zip(model.weights, other.weights, strict=True)
-    return {one.path for one, another in pairs if one.shape != another.shape}
+    return {variable.path for variable, resized in pairs if variable.shape != resized.shape}
 
 
-def _with_grid(described: object, grid: Grid | None) -> Any:
+def _with_grid(config: object, grid: Grid | None) -> Any:
     """Return a serialized layer with another grid, wherever it has one."""
-    if isinstance(described, (list, tuple)):
-        return [_with_grid(each, grid) for each in described]
-    if not isinstance(described, dict):
-        return described
-    changed = {key: _with_grid(value, grid) for key, value in described.items()}
-    return {**changed, "grid": grid} if described.get("grid") else changed
+    if isinstance(config, (list, tuple)):
+        return [_with_grid(part, grid) for part in config]
+    if not isinstance(config, dict):
+        return config
+    changed = {key: _with_grid(value, grid) for key, value in config.items()}
+    return {**changed, "grid": grid} if config.get("grid") else changed
 
 
 def _portable(config: object) -> Any:

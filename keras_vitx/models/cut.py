@@ -1,5 +1,7 @@
 """Conversion of functional Keras models, such as one cut from a `Chain`, to a `Chain`."""
 
+import itertools
+
 import keras
 
 from keras_vitx.checks import check
@@ -41,9 +43,8 @@ def as_chain(model: keras.Model) -> Chain:
         end = node.outputs
     is_last = _ids(end) == _ids(functional.outputs)
     check(is_last, "`model` must have the output of its last layer.", functional.outputs)
-    layers = [
-        one for each in layers for one in (each.layers if isinstance(each, Chain) else [each])
-    ]
+    inner = (layer.layers if isinstance(layer, Chain) else [layer] for layer in layers)
+    layers = [*itertools.chain(*inner)]
     images = {"dtype": model.inputs[0].dtype, "name": model.inputs[0].name}
     return Chain(layers, model.input_shape[1:], name=model.name, images=images)
 

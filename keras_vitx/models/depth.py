@@ -133,7 +133,7 @@ def _once(units: list[Unit], x: Tensor | list[Tensor], remat: bool | str) -> tup
 def _pure(unit: Unit, values: Sequence[Any], x: Tensor | list[Tensor]) -> tuple[Any, list, list]:
     """Call `unit` as a pure function in training; return the output, new states and losses."""
     if sharding := _sharding():
-        values = [sharding.gathered(value) for value in values]
+        values = [sharding.gather_weight(value) for value in values]
         x = keras.tree.map_structure(sharding.by_image, x)
     trained, states = _variables(unit)
     with keras.StatelessScope(
@@ -161,7 +161,7 @@ def _values(unit: Unit) -> list:
 def _sharding():
     """Return the distribution if weights are sharded (`use_devices(..., shard_weights=True)`)."""
     distribution = keras.distribution.distribution()
-    return distribution if hasattr(distribution, "gathered") else None
+    return distribution if hasattr(distribution, "gather_weight") else None
 
 
 def _varying_numbers(units: list[Unit]) -> tuple[list, list]:

@@ -58,12 +58,11 @@ def features(
         chain = chain.at_size(size)
     known = [block.name for block in chain.blocks if not isinstance(block, ClassBlock)]
     is_one = isinstance(blocks, (str, Integral))
-    names = [
-        one if isinstance(one, str) else known[one] for one in ([blocks] if is_one else blocks)
-    ]
-    last = max(chain.layers.index(chain.get_layer(each)) for each in names)
+    given = [blocks] if is_one else blocks
+    names = [block if isinstance(block, str) else known[block] for block in given]
+    last = max(chain.layers.index(chain.get_layer(name)) for name in names)
     after = chain.layers[chain.layers.index(chain.blocks[-1]) + 1 :]
-    norms = [one for one in after[:1] if isinstance(one, tuple(NORMS.values()))]
+    norms = [layer for layer in after[:1] if isinstance(layer, tuple(NORMS.values()))]
     backbone = Features(
         chain.layers[: last + 1],
         names[0] if is_one else names,
@@ -142,7 +141,7 @@ class Features(ImageModel):
         self.prefix_tokens = prefix_tokens
         # By name, because the layers are those of the functional model already.
         self._trunk = tuple(layer.name for layer in layers)
-        self._ends = {name: tuple(one.name for one in line) for name, line in ends.items()}
+        self._ends = {name: tuple(layer.name for layer in line) for name, line in ends.items()}
         self._norm = None if norm is None else norm.name
 
     def call(self, inputs, training=None, mask=None):

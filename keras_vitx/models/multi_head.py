@@ -13,7 +13,7 @@ from keras_vitx.layers.ops import COMPILES_BLOCKS, scalars_on_device, without_mo
 from keras_vitx.layers.recording import Tensor
 from keras_vitx.losses import FunctionLoss, PerHead, as_loss, loss_of_logits
 from keras_vitx.outputs import ACTIVATIONS, kind_of
-from keras_vitx.pixels import unpacked
+from keras_vitx.pixels import unpack_images
 
 
 class StepImages(NamedTuple):
@@ -57,7 +57,7 @@ class MultiHeadTraining:
         """
         if isinstance(loss, Mapping) or isinstance(loss_weights, Mapping):
             losses = loss if isinstance(loss, Mapping) else {"head": loss}
-            loss = PerHead({name: as_loss(each) for name, each in losses.items()}, loss_weights)
+            loss = PerHead({name: as_loss(value) for name, value in losses.items()}, loss_weights)
             loss_weights = None
         if isinstance(loss, PerHead):
             known = self.heads or tuple(loss.losses)
@@ -81,7 +81,7 @@ class MultiHeadTraining:
             with without_modes():
                 return super().__call__(inputs.images, *args, by_head=True, **kwargs)
         # Before Keras compares the names of inputs.
-        return super().__call__(unpacked(inputs), *args, **kwargs)
+        return super().__call__(unpack_images(inputs), *args, **kwargs)
 
     def make_train_function(self, force=False):
         self.optimizer.built or self.optimizer.build(self.trainable_variables)  # Not in a trace.
@@ -96,7 +96,7 @@ class MultiHeadTraining:
         # The batch is the last argument; under JAX, the state comes before it.
         *state, batch = args
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
-        x = unpacked(x)
+        x = unpack_images(x)
         if self._has_own_methods():
             x = StepImages(keras.tree.flatten(x)[0])
         with scalars_on_device():
@@ -118,7 +118,7 @@ class MultiHeadTraining:
     def _has_own_methods(self) -> bool:
         """Return whether the methods of a step are those of this package, not a subclass's."""
         methods = (self.call, self.compute_loss, self.compute_metrics)
-        return all(one.__module__.startswith("keras_vitx.") for one in methods)
+        return all(method.__module__.startswith("keras_vitx.") for method in methods)
 
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
         """Return the compiled loss; in training, the weighted sum of the losses of all heads.
@@ -176,7 +176,7 @@ class MultiHeadTraining:
             kind = kind_of(self.layers[-1])
         if kind in ("softmax", "sigmoid") and (loss := loss_of_logits(self.loss, kind)):
             return loss, outputs
-        return self.loss, {name: self._activation(each) for name, each in outputs.items()}
+        return self.loss, {name: self._activation(output) for name, output in outputs.items()}
 
     def _by_name(self, values: Tensor | dict[str, Tensor] | None) -> dict[str, Any]:
         """Return labels or sample weights by name."""

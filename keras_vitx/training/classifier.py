@@ -12,7 +12,7 @@ from keras_vitx.outputs import (
     ACTIVATIONS,
     Outputs,
     class_names_of,
-    described,
+    describe,
     is_chain,
     layers_of,
     outputs_of,
@@ -49,7 +49,7 @@ class Classifier:
         compiled = _compiled(model)
         shape = getattr(model, "output_shape", None) if "loss" in compiled else ()
         rule = "`model` must be functional, with one output: train any other by `model.fit`."
-        check(isinstance(shape, tuple), rule, described(model))
+        check(isinstance(shape, tuple), rule, describe(model))
         outputs = None if "loss" in compiled else outputs_of(model)
         layers = layers_of(model)
         blocks = tuple(layer for layer in layers if isinstance(layer, Block))

@@ -16,8 +16,8 @@ from keras_vitx.data.loading import ImageBatches
 from keras_vitx.data.predictions import unnamed_classes
 from keras_vitx.data.sources.names import numbers_of
 from keras_vitx.outputs import class_names_of, outputs_of
-from keras_vitx.pixels import unpacked
-from keras_vitx.text import shortened
+from keras_vitx.pixels import unpack_images
+from keras_vitx.text import shorten
 from keras_vitx.training.batches import (
     labels_and_size,
     length_of,
@@ -94,7 +94,7 @@ class Evaluator(keras.Model):
         self.compile(weighted_metrics=[mean_loss, *metrics])
 
     def call(self, images):
-        images = unpacked(images)
+        images = unpack_images(images)
         outputs = self.model(images, training=False)
         if self.flips:
             outputs = (outputs + self.model(ops.flip(images, 2), training=False)) / 2
@@ -289,9 +289,9 @@ def order_of(
         keys, values = numbers, numbers_of(known) or range(count)
         known = {number: index for index, number in enumerate(values)}
     unknown = [label for label, key in zip(labels, keys, strict=True) if key not in known]
-    text = shortened(names or ["none, as it has no `class_names`; set them"], 5)
+    text = shorten(names or ["none, as it has no `class_names`; set them"], 5)
     rule = f"`source` must have only classes that the model knows: {text}."
-    check(not unknown, rule, shortened(unknown, 5))
+    check(not unknown, rule, shorten(unknown, 5))
     rule = "`model.class_names` must be different names."
     check(names is None or len({*names}) == len(names), rule, names)
     order = [known[key] for key in keys]

@@ -15,7 +15,7 @@ from keras_vitx.checks import check
 from keras_vitx.data.loading import ImageBatches, Loader
 from keras_vitx.data.sources.names import names_of
 from keras_vitx.preprocessing import ModelInput
-from keras_vitx.text import shortened
+from keras_vitx.text import shorten
 from keras_vitx.training.batches import labels_and_size, length_of, map_batches, weigh
 from keras_vitx.training.classifier import Classifier
 from keras_vitx.training.devices import check_batch, in_use
@@ -96,7 +96,7 @@ def open_data(
     names, classes = batches.class_names or (), model.output_shape[-1]
     # `pipelines` raises an error for more classes than outputs.
     fits = len(names) in (0, classes) or classes == 1 or are_numbers(names)
-    rule = f"`model` must have classes={len(names)} for the classes {shortened(names)}."
+    rule = f"`model` must have classes={len(names)} for the classes {shorten(names)}."
     check(fits, rule, classes)
     train, steps = batches.train, recipe.steps_per_epoch or length_of(batches.train)
     check(steps is not None, "`steps_per_epoch` must be set for batches of unknown number.", steps)

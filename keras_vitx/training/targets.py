@@ -12,8 +12,8 @@ import numpy as np
 from keras_vitx.checks import PositiveFloat, Probability, check, check_fields
 from keras_vitx.data.images import normalize
 from keras_vitx.losses import PerHead, SmoothedCrossentropy, SoftDistillation
-from keras_vitx.outputs import described, is_chain, outputs_of
-from keras_vitx.pixels import unpacked
+from keras_vitx.outputs import describe, is_chain, outputs_of
+from keras_vitx.pixels import unpack_images
 from keras_vitx.preprocessing import ModelInput, Preprocessing
 from keras_vitx.training.batches import map_batches
 
@@ -105,7 +105,7 @@ class Distillation:
         prepare = _preparation(ModelInput.of(student), self.teacher)
 
         def predict(images):
-            images = prepare(unpacked(images))
+            images = prepare(unpack_images(images))
             return np.asarray(self.teacher.predict_on_batch(images), "float32")
 
         def teach(index, batch):
@@ -133,7 +133,7 @@ def _label_name(student: keras.Model) -> str:
     if outputs_of(student).kind == "sigmoid":
         raise ValueError("`student` must return logits or a softmax. Received: a sigmoid.")
     rule = "`student` must be a `Chain` (`as_chain`) of one classifier or a `DistilledHead`."
-    check(is_chain(student) and "aux_head" not in student.heads, rule, described(student))
+    check(is_chain(student) and "aux_head" not in student.heads, rule, describe(student))
     return "head_dist" if "head_dist" in student.heads else "teacher"
 
 

@@ -122,7 +122,7 @@ OF_TIMM |= {"drop_path_rate": "drop_path", "drop_rate": "dropout", "in_chans": "
 
 def timm_hints(arguments: Mapping[str, Any]) -> list[str]:
     """Return what this package calls the arguments that are timm's."""
-    return [f"`{OF_TIMM[each]}` is timm's `{each}`." for each in arguments if each in OF_TIMM]
+    return [f"`{OF_TIMM[name]}` is timm's `{name}`." for name in arguments if name in OF_TIMM]
 
 
 CHECKPOINTS = (

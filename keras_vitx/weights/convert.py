@@ -11,7 +11,7 @@ import keras
 import numpy as np
 
 from keras_vitx.positions import Grid, resample
-from keras_vitx.text import shortened
+from keras_vitx.text import shorten
 from keras_vitx.weights.catalog import CONSTRUCTORS
 from keras_vitx.weights.names import (
     IGNORED,
@@ -84,7 +84,7 @@ def convert(file: WeightsFile, model, strict: bool = True) -> Conversion:
     arrays = {name: array for name, array in arrays.items() if _layer(name) not in of_head}
 
     for entry in entries:  # A masked bias is 0.
-        parts = [entry.name.replace("qkv.bias", f"{one}_bias") for one in "qv"]
+        parts = [entry.name.replace("qkv.bias", f"{letter}_bias") for letter in "qv"]
         if entry.name.endswith("qkv.bias") and entry.name not in arrays and {*parts} <= {*arrays}:
             arrays[entry.name] = _with_zeros(*map(arrays.pop, parts))
     if not strict:
@@ -114,11 +114,11 @@ def convert(file: WeightsFile, model, strict: bool = True) -> Conversion:
             (wrong, "of another shape or kind"),
         ):
             if names:
-                lines.append(f"- {len(names)} {problem}: {shortened(names, 8)}")
+                lines.append(f"- {len(names)} {problem}: {shorten(names, 8)}")
         if wrong and (sizes := _sizes_of(file.arrays)):
-            lines.append(f"Its width, depth and patches are those of {shortened(sizes, 4)}.")
+            lines.append(f"Its width, depth and patches are those of {shorten(sizes, 4)}.")
         raise ValueError("\n".join(lines))
-    values = ((one[0].variable, _read(*one, file.antialias)) for one in matches)
+    values = ((match[0].variable, _read(*match, file.antialias)) for match in matches)
     head = has_head and not any(map(is_head, missing)) if own_classes else None
     return Conversion(values, head, missing, extra)
 
@@ -128,7 +128,7 @@ def _sizes_of(arrays: dict[str, StoredArray]) -> list[str]:
     patches = arrays.get("patch_embed.proj.weight")
     depth = len({name.split(".")[1] for name in arrays if name.startswith("blocks.")})
     own = patches and (patches.shape[0], depth, patches.shape[-1])
-    sizes = {name: {"dim": 0, "patch_size": 16} | one.data for name, one in CONSTRUCTORS.items()}
+    sizes = {name: {"dim": 0, "patch_size": 16} | c.data for name, c in CONSTRUCTORS.items()}
     return [n for n, d in sizes.items() if own == (d["dim"], d.get("depth"), d["patch_size"])]
 
 
@@ -171,10 +171,10 @@ def _entries(model, in_keras: bool = False) -> list[_Entry]:
         entries.append(_Entry(variable, name, layout, shape, positions, *place))
         counts[name] += 1
     return [
-        one._replace(shape=(one.shape[0], counts[one.name], *one.shape[2:]))
-        if one.layout == "stacked"
-        else one
-        for one in entries
+        entry._replace(shape=(entry.shape[0], counts[entry.name], *entry.shape[2:]))
+        if entry.layout == "stacked"
+        else entry
+        for entry in entries
     ]
 
 
@@ -205,12 +205,12 @@ def _for_new_registers(
         return {}
     if not positions.positions.num_prefix_tokens:
         return with_positions(arrays, tokens, positions.name)
-    one, places, dim = stored.shape
+    first, places, dim = stored.shape
 
     def with_zeros():
         return np.insert(stored.read(), [len(tokens)] * new, 0, axis=1)
 
-    return {positions.name: stored._replace(shape=(one, places + new, dim), read=with_zeros)}
+    return {positions.name: stored._replace(shape=(first, places + new, dim), read=with_zeros)}
 
 
 def _layer(name: str) -> str:
@@ -301,8 +301,8 @@ def _between_offsets(old: int, new: int) -> np.ndarray:
         low, high = (low, ratio) if is_far else (ratio, high)
     places = np.cumsum(ratio ** np.arange(old - 1))
     places = np.concatenate([-places[::-1], [0], places])
-    one_each = np.eye(len(places))
-    return np.stack([np.interp(np.arange(1 - new, new), places, one) for one in one_each], axis=1)
+    rows = np.eye(len(places))
+    return np.stack([np.interp(np.arange(1 - new, new), places, row) for row in rows], axis=1)
 
 
 def _for_channels(kernel: np.ndarray, channels: int) -> np.ndarray:

@@ -74,7 +74,7 @@ def _of_transformers(stated: dict[str, Any]) -> Preprocessing:
         mean, std = [0.0] * len(mean), [1.0] * len(std)
     # Theirs are of the values after rescaling, ours of 0..1.
     factor = stated.get("rescale_factor", 1 / 255) if stated.get("do_rescale", True) else 1.0
-    mean, std = ([each / (255 * factor) for each in values] for values in (mean, std))
+    mean, std = ([value / (255 * factor) for value in values] for values in (mean, std))
     crop, size = (_side(stated.get(name, 224)) for name in ("crop_size", "size"))
     ratio = crop / size if stated.get("do_center_crop") else 1.0
     return Preprocessing(mean, std, ratio, RESAMPLE[stated.get("resample", 2)])

@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from keras_vitx.files import local_path
-from keras_vitx.text import shortened
+from keras_vitx.text import shorten
 from keras_vitx.weights.catalog import BY_NAME, CHECKPOINTS, DATASETS, Checkpoint, find
 from keras_vitx.weights.convert import convert
 from keras_vitx.weights.hub import (
@@ -49,7 +49,7 @@ def find_source(
         address = parse(text)
         _check_suffix(text, address.file)
         is_weights = address.file == SAFETENSORS
-        hub = {one.source: one for one in CHECKPOINTS} if is_weights else {}
+        hub = {entry.source: entry for entry in CHECKPOINTS} if is_weights else {}
         return Source(text, hub.get(SCHEME + address.repository))
     # A directory named "imagenet" must not shadow the name.
     is_name = text in DATASETS or text in BY_NAME
@@ -75,8 +75,8 @@ def find_source(
 
 def _beside(address: str, name: str) -> Path:
     """Return the path of a file beside another one on the hub, downloaded."""
-    found = parse(address)
-    return download(found._replace(file=str(PurePosixPath(found.file).with_name(name))))
+    parts = parse(address)
+    return download(parts._replace(file=str(PurePosixPath(parts.file).with_name(name))))
 
 
 def _check_suffix(weights: str, file: str) -> None:
@@ -145,8 +145,8 @@ def load(model, file: WeightsFile, weights: str, strict: bool = True) -> None:
     if not strict:
         logger.warning(
             "%s: %d variables start anew (%s); %d arrays of the file are left out (%s).",
-            *(weights, len(conversion.started), shortened(conversion.started, 8) or "none"),
-            *(len(conversion.unused), shortened(conversion.unused, 8) or "none"),
+            *(weights, len(conversion.started), shorten(conversion.started, 8) or "none"),
+            *(len(conversion.unused), shorten(conversion.unused, 8) or "none"),
         )
 
 

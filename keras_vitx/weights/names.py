@@ -79,7 +79,7 @@ def weights_of(model) -> list[tuple[Any, str, Any]]:
     depends neither on where the model was made, in a name scope or in the `build` of another model,
     nor on how many layers Keras named before; see `renumber`.
     """
-    found: dict[int, tuple[str, Any]] = {}
+    known: dict[int, tuple[str, Any]] = {}
     visited = set()
 
     def visit(layer, prefix: str) -> None:
@@ -88,10 +88,10 @@ def weights_of(model) -> list[tuple[Any, str, Any]]:
             if id(child) not in visited:
                 visit(child, f"{prefix}{child.name}/")
         for variable in layer.weights:
-            found.setdefault(id(variable), (f"{prefix}{variable.name}", layer))
+            known.setdefault(id(variable), (f"{prefix}{variable.name}", layer))
 
     visit(model, "")
-    places = [found[id(variable)] for variable in model.weights]
+    places = [known[id(variable)] for variable in model.weights]
     paths = renumber([path for path, _ in places], model)
     return [(v, paths[p], layer) for v, (p, layer) in zip(model.weights, places, strict=True)]
 

@@ -217,12 +217,10 @@ def _of_one_network(arrays: dict[str, StoredArray]) -> WeightsFile:
     if (prefix := prefix_of(arrays)) is not None:
         return WeightsFile(_from_transformers(arrays), antialias=prefix + REGISTERS in arrays)
     prefixes = dict.fromkeys(match[1] for name in arrays if (match := NORM.fullmatch(name)))
-    prefixes = [
-        one for one in prefixes if not any(one != two and one.startswith(two) for two in prefixes)
-    ]
+    prefixes = [p for p in prefixes if not any(p != q and p.startswith(q) for q in prefixes)]
     # Of I-JEPA, the target encoder, which the paper evaluates.
     averaged = [
-        one for one in prefixes if re.search("(?<![a-z])(ema|target_encoder)(?![a-z])", one)
+        name for name in prefixes if re.search("(?<![a-z])(ema|target_encoder)(?![a-z])", name)
     ]
     prefix, *others = averaged or prefixes or [""]
     if others:
@@ -272,8 +270,8 @@ def with_positions(
 ) -> dict[str, StoredArray]:
     """Return tokens with positions of their own added, as in timm, and the positions left."""
     stored, count = arrays[positions], len(tokens)
-    one, places, dim = stored.shape
-    left = (one, places - count, dim)
+    first, places, dim = stored.shape
+    left = (first, places - count, dim)
     placed = {positions: stored._replace(shape=left, read=lambda: stored.read()[:, count:])}
     for at, name in enumerate(tokens):
         own = partial(lambda token, at: token() + stored.read()[:, [at]], arrays[name].read, at)
@@ -286,10 +284,10 @@ def _from_transformers(arrays: dict[str, StoredArray]) -> dict[str, StoredArray]
     prefix = prefix_of(arrays)
     joined = _as_vectors(_in_timm(arrays, prefix), prefix + REGISTERS in arrays)
     for kind in ("weight", "bias"):
-        if packed := joined.pop(f"attn_pool.in_proj_{kind}", None):
-            dim = packed.shape[0] // 3
-            joined[f"attn_pool.q.{kind}"] = _rows(packed, 0, dim)
-            joined[f"attn_pool.kv.{kind}"] = _rows(packed, dim, 3 * dim)
+        if joint := joined.pop(f"attn_pool.in_proj_{kind}", None):
+            dim = joint.shape[0] // 3
+            joined[f"attn_pool.q.{kind}"] = _rows(joint, 0, dim)
+            joined[f"attn_pool.kv.{kind}"] = _rows(joint, dim, 3 * dim)
     return joined
 
 

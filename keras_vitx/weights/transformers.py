@@ -114,7 +114,7 @@ def apart(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
     Gates and units of MLPs are apart; with norms in the MLPs, queries, keys and values are, too.
     """
-    found = {}
+    renamed = {}
     is_normed = any(name.endswith(".mlp.norm.weight") for name in arrays)
     for name, array in arrays.items():
         layer, _, kind = name.rpartition(".")
@@ -128,8 +128,8 @@ def apart(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
             parts = [name.replace("_bias", "_proj.bias")]
         else:
             parts = [name]
-        found |= zip(parts, np.array_split(array, len(parts)), strict=True)
-    return found
+        renamed |= zip(parts, np.array_split(array, len(parts)), strict=True)
+    return renamed
 
 
 def _renamed(name: str, rows: Iterable[tuple[str, str]]) -> str:

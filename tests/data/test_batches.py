@@ -13,7 +13,7 @@ from keras_vitx import preprocess_input
 from keras_vitx.data import Augmentation, Mixing, load_dataset, loading, pipelines
 from keras_vitx.data.sources.dataset import ArrayImages, Split
 from keras_vitx.data.sources.holding_out import fraction_of
-from keras_vitx.pixels import unpacked
+from keras_vitx.pixels import unpack_images
 
 backend_free = pytest.mark.backend_free
 STRONG = Augmentation(rand_augment="m9-mstd0.5-inc1", erasing=0.25)
@@ -118,7 +118,7 @@ def test_pixels_become_the_images_of_a_cpu():
     assert batch["pixels"].dtype == np.uint8 and batch["boxes"][:, 2].any()
     np.testing.assert_array_equal(labels, again)
     images = keras.ops.convert_to_numpy(
-        unpacked({name: keras.ops.convert_to_tensor(each) for name, each in batch.items()})
+        unpack_images({name: keras.ops.convert_to_tensor(each) for name, each in batch.items()})
     )
     np.testing.assert_allclose(images, wanted, rtol=0, atol=1e-6)
 

@@ -38,10 +38,10 @@ def draw_erasing(
 def erase_box(image: np.ndarray, box: Sequence[int]) -> None:
     """Replace a box of a normalized float32 image by noise, in place; see `draw_erasing`.
 
-    By slices .1 ms for an image of 224 x 224; by the mask of `pixels.unpacked`, for tensors, 2.9.
+    By slices .1 ms for an image of 224 x 224; by the mask for tensors (`pixels.unpack_images`) 2.9.
     """
     top, left, rows, columns, offset = box
     table = noise(image.shape)
-    found = (offset + np.arange(top, top + rows)) % len(table)
-    numbers = table[found].reshape(rows, *image.shape[1:])
+    places = (offset + np.arange(top, top + rows)) % len(table)
+    numbers = table[places].reshape(rows, *image.shape[1:])
     image[top : top + rows, left : left + columns] = numbers[:, left : left + columns]

@@ -204,8 +204,8 @@ def dataset_of(
     several = together.dtype.kind == "f" or (together != together[0]).any()
     rule = f"`source` {name} must have at least two classes."
     check(several or "train" not in labels, rule, together[:3])
-    found = {split: Split(splits[split][0], y, names) for split, y in labels.items()}
-    return Dataset(name, names, **found, skipped=tuple(skipped))
+    parts = {split: Split(splits[split][0], y, names) for split, y in labels.items()}
+    return Dataset(name, names, **parts, skipped=tuple(skipped))
 
 
 def read_labels(images: Images, labels: Any) -> list[str] | np.ndarray:
@@ -218,12 +218,12 @@ def read_labels(images: Images, labels: Any) -> list[str] | np.ndarray:
     rule = f"`labels` must be (n,) or (n, classes), one for each of {len(images)} images."
     check(labels.ndim in (1, 2) and len(labels) == len(images), rule, labels.shape)
     if labels.dtype.kind in "biuf":
-        found, valid = labels, np.isfinite(labels if labels.ndim == 1 else labels.sum(1))
+        values, valid = labels, np.isfinite(labels if labels.ndim == 1 else labels.sum(1))
     else:
-        found = [name_of(label) for label in labels]
-        valid = np.array([name is not None for name in found], bool)
+        values = [name_of(label) for label in labels]
+        valid = np.array([name is not None for name in values], bool)
     _check_each(valid, "`labels` must be a name or finite numbers for each image.", labels, images)
-    return found
+    return values
 
 
 def _numbers(given: Any, images: Images, names: tuple[str, ...] | None) -> np.ndarray:

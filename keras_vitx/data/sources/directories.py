@@ -14,7 +14,7 @@ from keras_vitx.checks import check
 from keras_vitx.data.decoding import FORMATS
 from keras_vitx.data.sources.dataset import Dataset, ImageFiles, dataset_of
 from keras_vitx.data.sources.names import in_order, name_of, split_of
-from keras_vitx.text import shortened
+from keras_vitx.text import shorten
 
 NO_IMAGES = (".txt", ".csv", ".json", ".xml", ".yaml", ".yml", ".md", ".html", ".db", ".ini")
 """Suffixes of files that are no images; others that Pillow can't read are reported, not ignored."""
@@ -39,7 +39,7 @@ def load_directory(directory: Path, strict: bool = False) -> Dataset:
             else:
                 log.warning("%s has no images that Pillow can read, and is no class.", child)
             if images and all(image.parent != child for image in images):
-                nested.append(f"{child} ({shortened(p.name for p in sub_directories(child))})")
+                nested.append(f"{child} ({shorten(p.name for p in sub_directories(child))})")
     if parts and (others := [p for p in sub_directories(directory) if p not in parts.values()]):
         log.warning("Only %s are used, not %s.", ", ".join(parts), ", ".join(map(str, others)))
     names = in_order(files["train"] if "train" in files else itertools.chain(*files.values()))
@@ -52,7 +52,7 @@ def load_directory(directory: Path, strict: bool = False) -> Dataset:
         rule = "`source` must be the directory of the classes, not the one above it."
         check(len(names) > 1, rule, nested[0])
         text = "Taken for classes, though their images are in directories of their own: %s."
-        log.warning(text, shortened(nested, 5))
+        log.warning(text, shorten(nested, 5))
     if skipped:
         counts = Counter(path.suffix.lower() or "without a suffix" for path in skipped)
         kinds = ", ".join(f"{count} {suffix}" for suffix, count in sorted(counts.items()))
@@ -70,8 +70,8 @@ def load_directory(directory: Path, strict: bool = False) -> Dataset:
 
 def sub_directories(directory: Path) -> list[Path]:
     """Return the directories in a directory, sorted by name, without hidden ones."""
-    found = (path for path in directory.iterdir() if not path.name.startswith(HIDDEN))
-    return sorted(path for path in found if path.is_dir())
+    paths = (path for path in directory.iterdir() if not path.name.startswith(HIDDEN))
+    return sorted(path for path in paths if path.is_dir())
 
 
 def image_files(directory: Path, skipped: list[Path]) -> list[Path]:
@@ -80,7 +80,7 @@ def image_files(directory: Path, skipped: list[Path]) -> list[Path]:
     Links are followed, each directory once. Hidden files and directories are left out at any depth.
     """
     above = *directory.absolute().parents, *directory.resolve().parents
-    found, seen = [], set(map(os.path.realpath, above))
+    images, seen = [], set(map(os.path.realpath, above))
     for folder, children, files in os.walk(directory, followlinks=True):
         if (real := os.path.realpath(folder)) in seen:
             children.clear()
@@ -90,9 +90,9 @@ def image_files(directory: Path, skipped: list[Path]) -> list[Path]:
         for name in files:
             suffix = os.path.splitext(name)[1].lower()
             if not name.startswith(".") and suffix not in NO_IMAGES:
-                where = found if suffix in readable_suffixes() else skipped
+                where = images if suffix in readable_suffixes() else skipped
                 where.append(Path(folder, name))
-    return sorted(found)
+    return sorted(images)
 
 
 @functools.cache

@@ -8,7 +8,7 @@ import numpy as np
 
 from keras_vitx.checks import check
 from keras_vitx.data.sources.dataset import Split, is_regression
-from keras_vitx.text import shortened
+from keras_vitx.text import shorten
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ def hold_out(
         held_out = np.array([name in names for name in known])
         if missing := sorted(names.difference(known)):
             text = "%d held-out images are no longer in the source: %s"
-            log.warning(text, len(missing), shortened(missing))
+            log.warning(text, len(missing), shorten(missing))
     rule = "`validation_split` must name images, or be a fraction of classes of two or more."
     check(held_out.any(), rule, validation_split)
     return split.take(np.flatnonzero(~held_out)), split.take(np.flatnonzero(held_out))

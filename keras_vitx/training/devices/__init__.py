@@ -225,7 +225,7 @@ class ShardedWeights(keras.distribution.DataParallel):
             axes[max(fits, key=lambda i: variable.shape[i])] = self.batch_dim_name
         return keras.distribution.TensorLayout(axes, self.device_mesh)
 
-    def gathered(self, weight: Any) -> Any:
+    def gather_weight(self, weight: Any) -> Any:
         """Return a weight that is complete on every device."""
         layout = keras.distribution.TensorLayout([None] * len(weight.shape), self.device_mesh)
         return keras.distribution.distribute_tensor(weight, layout)
