@@ -13,16 +13,20 @@ import math
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float32, Int32, UInt8
 
 from keras_vitx.backend import constant
 from keras_vitx.preprocessing import Preprocessing
+
+Pixels = UInt8[np.ndarray, "_height _width channels"]
+"""The pixels of an image."""
 
 # A table of noise, read at random offsets, is the same on every backend and device.
 NOISE = 2**20
 
 
 @functools.lru_cache(maxsize=4)
-def noise(shape: tuple[int, int, int]) -> np.ndarray:
+def noise(shape: tuple[int, int, int]) -> Float32[np.ndarray, "rows row"]:
     """Return rows of images of a shape, of standard normal float32 numbers, about `NOISE` in all.
 
     The noise of an image begins at the row of its offset; whole rows are read on a device without
@@ -34,7 +38,9 @@ def noise(shape: tuple[int, int, int]) -> np.ndarray:
 
 
 def pack_images(
-    pixels: np.ndarray, preprocessing: Preprocessing, boxes: np.ndarray | None = None
+    pixels: UInt8[np.ndarray, "n height width channels"],
+    preprocessing: Preprocessing,
+    boxes: Int32[np.ndarray, "n 5"] | None = None,
 ) -> dict[str, np.ndarray]:
     """Return the dictionary of some images."""
     images = {"pixels": pixels}

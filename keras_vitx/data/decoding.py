@@ -11,6 +11,8 @@ import numpy as np
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from PIL import TiffImagePlugin as tiff
 
+from keras_vitx.pixels import Pixels
+
 FORMATS = ("JPEG", "PNG", "GIF", "BMP", "DIB", "TIFF", "WEBP", "PPM", "TGA", "QOI", "JPEG2000")
 FORMATS += ("AVIF", "HEIF", "JXL")  # Where Pillow has them, the last two by plugins.
 """The formats of images that are opened, by Pillow's names. For EPS, it would start a program."""
@@ -56,7 +58,7 @@ def open_image(
             raise OSError(f"{name} can't be decoded as an image: {cause}") from error
 
 
-def decode_image(file: str | os.PathLike | BinaryIO, channels: int = 3) -> np.ndarray:
+def decode_image(file: str | os.PathLike | BinaryIO, channels: int = 3) -> Pixels:
     """Decode an image file to uint8 (height, width, channels).
 
     The EXIF orientation is applied, transparency is dropped, and the first frame of an animation is

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from jaxtyping import Float32, Num, UInt8
 from PIL import Image
 
 from keras_vitx.checks import check
 from keras_vitx.data.decoding import as_mode, decode_image
+from keras_vitx.pixels import Pixels
 from keras_vitx.preprocessing import (
     MAX_VALUES,
     ModelInput,
@@ -25,7 +27,7 @@ LONG = 128
 """Images longer than this many crops are cut before resizing; others match timm's exactly."""
 
 
-def preprocess_input(images, model) -> np.ndarray:
+def preprocess_input(images, model) -> Float32[np.ndarray, "n height width channels"]:
     """Return the result of `keras_vitx.preprocess_input`, for a model, not its name."""
     spec = ModelInput.of(model)
     pixels = np.stack([fit_to_model(pixels_of(image), spec) for image in images_of(images)])
@@ -50,8 +52,8 @@ def _is_encoded(image) -> bool:
     return isinstance(image, (str, os.PathLike, bytes, bytearray, io.IOBase))
 
 
-def pixels_of(image) -> np.ndarray:
-    """Convert an image of any type that `preprocess_input` accepts to uint8 (h, w, c)."""
+def pixels_of(image) -> Pixels:
+    """Convert an image of any type that `preprocess_input` accepts."""
     if _is_encoded(image):
         is_content = isinstance(image, (bytes, bytearray))
         return decode_image(io.BytesIO(image) if is_content else image)
@@ -67,7 +69,7 @@ def with_channel_axis(images: np.ndarray, axes: int, rule: str) -> np.ndarray:
     return images
 
 
-def _as_levels(images: np.ndarray) -> np.ndarray:
+def _as_levels(images: Num[np.ndarray, "*shape"]) -> UInt8[np.ndarray, "*shape"]:
     """Return numbers in 0..255, or floats in 0..1 if none is above 1, as uint8."""
     if images.dtype == np.uint8 or not images.size:
         return images
@@ -82,7 +84,7 @@ class FileBatch(NamedTuple):
     """A batch of `batches_of_files`."""
 
     paths: list[Path]
-    images: np.ndarray
+    images: Float32[np.ndarray, "n height width channels"]
     errors: dict[Path, OSError]
 
 
@@ -108,7 +110,7 @@ def batches_of_files(
     if None in spec.size:  # Each image keeps its own.
         batch_size = 1
 
-    def image_or_error(path: Path) -> np.ndarray | OSError:
+    def image_or_error(path: Path) -> Float32[np.ndarray, "height width channels"] | OSError:
         try:
             return normalize(fit_to_model(decode_image(path), spec), spec.preprocessing)
         except OSError as error:
@@ -128,7 +130,9 @@ def batches_of_files(
     return batches()
 
 
-def with_channels(image: np.ndarray, channels: int) -> np.ndarray:
+def with_channels(
+    image: UInt8[np.ndarray, "height width _"], channels: int
+) -> UInt8[np.ndarray, "height width _"]:
     """Convert between gray and color, and drop transparency, to get `channels`."""
     if image.shape[-1] == 4 and channels in (1, 3):
         image = image[..., :3]
@@ -141,10 +145,8 @@ def with_channels(image: np.ndarray, channels: int) -> np.ndarray:
     return np.asarray(Image.fromarray(np.ascontiguousarray(image)).convert("L"))[..., None]
 
 
-def fit_to_model(
-    image: np.ndarray, spec: ModelInput, crop_ratio: float | None = None
-) -> np.ndarray:
-    """Convert a uint8 image (h, w, c) to a model's size and channels, and, if None, crop ratio."""
+def fit_to_model(image: Pixels, spec: ModelInput, crop_ratio: float | None = None) -> Pixels:
+    """Convert an image to a model's size and channels, and, if None, crop ratio."""
     image = with_channels(image, spec.channels)
     if None in spec.size:
         return image
@@ -154,12 +156,12 @@ def fit_to_model(
 
 
 def resize_and_crop(
-    image: np.ndarray,
+    image: Pixels,
     size: tuple[int, int],
     crop_ratio: float = 1.0,
     interpolation: str = "bicubic",
-) -> np.ndarray:
-    """Resize a uint8 image (h, w, channels) to cover `size / crop_ratio`, and crop its center.
+) -> Pixels:
+    """Resize an image to cover `size / crop_ratio`, and crop its center.
 
     Sizes are rounded as in timm's evaluation transform, to reproduce published accuracies. A crop
     ratio above 1 adds a black border. All filters except "nearest" are antialiased.
@@ -184,8 +186,8 @@ def resize_and_crop(
     return image[top : top + size[0], left : left + size[1]]
 
 
-def resize(image: np.ndarray, size: tuple[int, int], resample: Image.Resampling) -> np.ndarray:
-    """Resize a uint8 image (h, w, channels) to (*size, channels)."""
+def resize(image: Pixels, size: tuple[int, int], resample: Image.Resampling) -> Pixels:
+    """Resize an image to `size`, whatever its channels."""
     if image.shape[:2] == size:
         return image
     if image.shape[-1] == 3:
@@ -196,9 +198,11 @@ def resize(image: np.ndarray, size: tuple[int, int], resample: Image.Resampling)
 
 
 def normalize(
-    images: np.ndarray, preprocessing: Preprocessing, out: np.ndarray | None = None
-) -> np.ndarray:
-    """Return float32 (images / 255 - mean) / std, channels last, in `out` if given (contiguous)."""
+    images: UInt8[np.ndarray, "*shape"],
+    preprocessing: Preprocessing,
+    out: Float32[np.ndarray, "*shape"] | None = None,
+) -> Float32[np.ndarray, "*shape"]:
+    """Return (images / 255 - mean) / std, channels last, in `out` if given (contiguous)."""
     # By rows, since NumPy is slow if the last axis has three entries.
     width = images.shape[-2]
     out = np.empty(images.shape, "float32") if out is None else out

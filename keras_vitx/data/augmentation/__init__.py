@@ -15,6 +15,7 @@ from PIL import Image, ImageEnhance
 from keras_vitx.checks import PositiveInt, Probability, Range, check, check_fields, from_fields
 from keras_vitx.data.augmentation.rand_augment import RandAugment
 from keras_vitx.data.augmentation.windows import random_shift, resized_crop
+from keras_vitx.pixels import Pixels
 from keras_vitx.text import nearest, needs_extra
 
 
@@ -96,15 +97,15 @@ class Augmentation:
 
     def pixels(
         self,
-        image: np.ndarray,
+        image: Pixels,
         size: tuple[int, int],
         random: np.random.Generator,
         mean: Sequence[float],
-    ) -> np.ndarray:
-        """Apply all steps before normalization; return uint8 (*size, channels).
+    ) -> Pixels:
+        """Apply all steps before normalization.
 
-        The image is uint8 (height, width, channels): the original for a random resized crop, else
-        of that size. RandAugment uses `mean`, in 0..1 per channel, beyond the image.
+        The image is the original for a random resized crop, else of `size`. RandAugment uses the
+        `mean`, in 0..1 per channel, beyond the image.
         """
         if self.crop == "random_resized":
             image = resized_crop(
@@ -124,10 +125,10 @@ class Augmentation:
         return image
 
 
-def jitter_colors(image: np.ndarray, strength: float, random: np.random.Generator) -> np.ndarray:
+def jitter_colors(image: Pixels, strength: float, random: np.random.Generator) -> Pixels:
     """Multiply brightness, contrast and saturation by factors in 1 ± strength, in random order.
 
-    The image is uint8 (height, width, channels), of one or three channels.
+    The image has one or three channels.
     """
     picture = Image.fromarray(image if image.shape[-1] == 3 else image[..., 0])
     enhancers = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color)

@@ -8,6 +8,7 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+from jaxtyping import Float32
 
 from keras_vitx.data.augmentation.windows import ATTEMPTS
 from keras_vitx.pixels import NOISE, noise
@@ -35,8 +36,8 @@ def draw_erasing(
     return 0, 0, 0, 0, 0
 
 
-def erase_box(image: np.ndarray, box: Sequence[int]) -> None:
-    """Replace a box of a normalized float32 image by noise, in place; see `draw_erasing`.
+def erase_box(image: Float32[np.ndarray, "height width channels"], box: Sequence[int]) -> None:
+    """Replace a box of a normalized image by noise, in place; see `draw_erasing`.
 
     By slices .1 ms for an image of 224 x 224; by the mask for tensors (`pixels.unpack_images`) 2.9.
     """

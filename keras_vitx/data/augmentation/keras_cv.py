@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from jaxtyping import UInt8
 
 from keras_vitx.data.augmentation.rand_augment import MAXIMUM, RandAugment
 from keras_vitx.data.sources.tfds import keep_tensorflow_off_the_gpu
@@ -19,11 +20,8 @@ LOCK = threading.Lock()
 
 def augment(
     augmentation: Any, images: Sequence[Any], size: tuple[int, int], seed: int
-) -> np.ndarray:
-    """Apply the steps of an `Augmentation` before normalization to RGB images of any sizes.
-
-    Returns uint8 (n, *size, 3).
-    """
+) -> UInt8[np.ndarray, "n height width 3"]:
+    """Apply the steps of an `Augmentation` before normalization to RGB images of any sizes."""
     with LOCK:  # TensorFlow's seed is that of the process.
         run = _compiled(augmentation, size)
         pixels = run([np.asarray(image, "float32") for image in images], seed)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float32, Int, Shaped
 
 from keras_vitx.checks import (
     NonNegativeFloat,
@@ -21,6 +22,8 @@ from keras_vitx.checks import (
     from_fields,
 )
 from keras_vitx.data.sources.dataset import is_regression
+
+Images = Shaped[np.ndarray, "n height width channels"]
 
 
 @dataclass(frozen=True)
@@ -89,7 +92,7 @@ class Mixing:
         cut_area = math.prod(extent.stop - extent.start for extent in box)
         return 1 - cut_area / math.prod(size), tuple(box)
 
-    def check(self, labels: np.ndarray, classes: int, size: int) -> None:
+    def check(self, labels: Shaped[np.ndarray, "n *classes"], classes: int, size: int) -> None:
         """Raise a ValueError if batches of `size` images of such labels can't be mixed."""
         rule = "`mixing` must be None for regression."
         check(not is_regression(labels), rule, f"labels {labels.dtype} {labels.shape}")
@@ -100,16 +103,16 @@ class Mixing:
 
     def __call__(
         self,
-        images: np.ndarray,
-        labels: np.ndarray,
+        images: Images,
+        labels: Float32[np.ndarray, "n *classes"],
         random: np.random.Generator,
         shard: int = 0,
         num_shards: int = 1,
-    ) -> tuple[np.ndarray, np.ndarray]:
+    ) -> tuple[Images, Float32[np.ndarray, "n *classes"]]:
         """Return the mixed images and labels, of a shard of a batch (`shard_of_batch`).
 
-        Images are (n, height, width, channels), float32, or uint8 (rounded), and changed in place;
-        labels float32 (n, ...), as from `soft_labels`.
+        Images are float32, or uint8 (rounded), and changed in place; labels are those of
+        `soft_labels`.
         """
         count = len(images)
         pairs = (count + 1) // 2
@@ -130,7 +133,7 @@ class Mixing:
         return images, labels
 
 
-def shard_of_batch(count: int, shard: int, num_shards: int) -> np.ndarray:
+def shard_of_batch(count: int, shard: int, num_shards: int) -> Int[np.ndarray, "size"]:
     """Return the indices of the images of a shard of a batch, in ascending order.
 
     Shards of even size contain pairs of images i and `count - 1 - i`, which `Mixing` mixes.
@@ -142,15 +145,17 @@ def shard_of_batch(count: int, shard: int, num_shards: int) -> np.ndarray:
     return np.concatenate([first, count - 1 - first[::-1]])
 
 
-def _mix(values: np.ndarray, coefficient: float) -> np.ndarray:
+def _mix(values: Shaped[np.ndarray, "*shape"], coefficient: float) -> Shaped[np.ndarray, "*shape"]:
     """Return coefficient · x + (1 - coefficient) · x', x' reversed: float32, or rounded uint8."""
     mixed = np.float32(coefficient) * values
     mixed += np.float32(1 - coefficient) * values[::-1]
     return np.rint(mixed, out=mixed).astype("uint8") if values.dtype == np.uint8 else mixed
 
 
-def soft_labels(labels: np.ndarray, classes: int) -> np.ndarray:
-    """Return float32 labels: integers (n,) as one-hot (n, classes), unless `classes` is 1."""
+def soft_labels(
+    labels: Shaped[np.ndarray, "n *targets"], classes: int
+) -> Float32[np.ndarray, "n *classes"]:
+    """Return labels of a loss: integers (n,) as one-hot (n, classes), unless `classes` is 1."""
     if labels.ndim == 2 or classes == 1:
         return labels.astype("float32")
     return np.float32(labels[:, None] == np.arange(classes))

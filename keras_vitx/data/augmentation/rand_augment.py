@@ -14,6 +14,7 @@ from PIL import Image, ImageEnhance, ImageOps
 
 from keras_vitx.checks import check
 from keras_vitx.data.augmentation.windows import draw_filter
+from keras_vitx.pixels import Pixels
 
 Fill = int | tuple[int, ...]
 BICUBIC = Image.Resampling.BICUBIC
@@ -114,12 +115,12 @@ class RandAugment:
 
     def __call__(
         self,
-        image: np.ndarray,
+        image: Pixels,
         random: np.random.Generator,
         fill: Fill,
         interpolation: str = "bicubic",
-    ) -> np.ndarray:
-        """Augment a uint8 image (height, width, 1 or 3); pixels beyond it have the level `fill`."""
+    ) -> Pixels:
+        """Augment an image of one or three channels; pixels beyond it have the level `fill`."""
         operations = self.draw(random)
         if not operations:
             return image

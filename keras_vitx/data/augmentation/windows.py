@@ -6,6 +6,7 @@ import numpy as np
 from PIL import Image
 
 from keras_vitx.data.images import resize
+from keras_vitx.pixels import Pixels
 
 ATTEMPTS = 10
 FILTERS = {
@@ -17,17 +18,14 @@ FILTERS = {
 
 
 def resized_crop(
-    image: np.ndarray | Image.Image,
+    image: Pixels | Image.Image,
     size: tuple[int, int],
     random: np.random.Generator,
     scale: tuple[float, float] = (0.08, 1.0),
     ratio: tuple[float, float] = (3 / 4, 4 / 3),
     interpolation: str = "bicubic",
-) -> np.ndarray:
-    """Crop a box of an image, as from `random_box`, and resize it to uint8 (*size, channels).
-
-    The image is uint8 (height, width, channels), or an RGB picture of Pillow.
-    """
+) -> Pixels:
+    """Crop a box of pixels, or of an RGB picture of Pillow, as from `random_box`, and resize it."""
     pillow = isinstance(image, Image.Image)
     height, width = image.size[::-1] if pillow else image.shape[:2]
     top, left, rows, columns = random_box(height, width, random, scale, ratio)
@@ -69,8 +67,8 @@ def random_box(
     return (height - rows) // 2, (width - columns) // 2, rows, columns
 
 
-def random_shift(image: np.ndarray, random: np.random.Generator) -> np.ndarray:
-    """Shift a uint8 image (height, width, channels) by up to an eighth, with a black border."""
+def random_shift(image: Pixels, random: np.random.Generator) -> Pixels:
+    """Shift an image by up to an eighth, with a black border."""
     height, width = image.shape[:2]
     rows, columns = height // 8, width // 8
     padded = np.pad(image, [(rows, rows), (columns, columns), (0, 0)])
