@@ -68,6 +68,14 @@ def stated_preprocessing(find: Callable[[str], Path]) -> Preprocessing | None:
     return None
 
 
+def stated_activation(find: Callable[[str], Path]) -> str | None:
+    """Return the activation of the MLPs in Transformers' settings beside a file, if any."""
+    with contextlib.suppress(OSError):
+        stated = json.loads(find("config.json").read_text("utf-8"))
+        return stated.get("vision_config", stated).get("hidden_act")
+    return None
+
+
 def _of_transformers(stated: dict[str, Any]) -> Preprocessing:
     mean, std = stated["image_mean"], stated["image_std"]
     if not stated.get("do_normalize", True):

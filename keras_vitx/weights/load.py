@@ -8,7 +8,9 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
+from keras_vitx.checks import check
 from keras_vitx.files import local_path
+from keras_vitx.keras_internals import sublayers
 from keras_vitx.text import shorten
 from keras_vitx.weights.catalog import BY_NAME, CHECKPOINTS, DATASETS, Checkpoint, find
 from keras_vitx.weights.convert import convert
@@ -18,11 +20,14 @@ from keras_vitx.weights.hub import (
     download,
     parse,
     shipped_path,
+    stated_activation,
     stated_preprocessing,
 )
 from keras_vitx.weights.reading import READERS, WeightsFile, open_weights, suffix_of
 
 logger = logging.getLogger("keras_vitx")
+GELUS = {"gelu", "gelu_tanh", "gelu_new", "gelu_fast", "gelu_pytorch_tanh"}
+"""By erf and tanh, which differ by 5e-4 at most; CLIP's `"quick_gelu"` differs by .02."""
 
 
 class Source(NamedTuple):
@@ -107,6 +112,7 @@ def open_source(source: Source | None) -> Iterator[WeightsFile | None]:
             is_remote = source.weights.startswith(SCHEME)
             find = partial(_beside, source.weights) if is_remote else path.with_name
             file = file._replace(preprocessing=stated_preprocessing(find))
+            file = file._replace(activation=stated_activation(find))
             if is_remote and file.preprocessing is None:
                 text = "%s does not say how images are normalized: see `model.preprocessing`."
                 logger.warning(text, source.weights)
@@ -129,6 +135,8 @@ def load(model, file: WeightsFile, weights: str, strict: bool = True) -> None:
         conversion = convert(file, model, strict)
     except ValueError as error:
         raise ValueError(f"weights={weights!r}: {error}") from error
+    if file.activation is not None:
+        _check_activation(model, file.activation, weights)
     for variable, array in conversion.arrays:
         variable.assign(array)
     if file.preprocessing is not None:
@@ -148,6 +156,16 @@ def load(model, file: WeightsFile, weights: str, strict: bool = True) -> None:
             *(weights, len(conversion.started), shorten(conversion.started, 8) or "none"),
             *(len(conversion.unused), shorten(conversion.unused, 8) or "none"),
         )
+
+
+def _check_activation(model, stated: str, weights: str) -> None:
+    """Raise a ValueError if the MLPs have another activation than a file's settings state."""
+    # DINOv2's settings say "gelu" where its gated MLPs compute SiLU.
+    mlps = [x for x in sublayers(model) if x.name == "mlp" and not getattr(x, "gated", False)]
+    rule = f"`activation` must be {stated!r}, the hidden_act in the settings of {weights!r}."
+    for activation in {getattr(mlp, "activation", stated) for mlp in mlps}:
+        fits = activation == stated or {activation, stated} <= GELUS
+        check(fits, rule, activation)
 
 
 def load_weights(model, weights: str | os.PathLike | None, strict: bool = True) -> None:

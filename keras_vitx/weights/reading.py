@@ -49,6 +49,7 @@ class WeightsFile(NamedTuple):
     grid: Grid | None = None
     class_names: tuple[str, ...] | None = None
     preprocessing: Preprocessing | None = None
+    activation: str | None = None  # Of the MLPs, by Transformers' name.
     antialias: bool = True  # Whether positions of another grid are resampled as in timm.
 
     @property

@@ -3,6 +3,7 @@
 import inspect
 import json
 import shutil
+from contextlib import nullcontext
 
 import pytest
 from harness import run_python, same_weights
@@ -94,6 +95,19 @@ def test_the_preprocessing_beside_a_file(
         assert found.mean[0] == pytest.approx(0.1 / scale)
         assert found.std[0] == pytest.approx(0.2 / scale)
         assert (found.crop_ratio, found.interpolation) == (crop_ratio, interpolation)
+
+
+@pytest.mark.parametrize("stated", ["quick_gelu", "gelu_pytorch_tanh"])
+def test_the_activation_beside_a_file(golden_file, tmp_path, stated):
+    shutil.copyfile(golden_file, tmp_path / "model.safetensors")
+    settings = {"model_type": "clip", "vision_config": {"hidden_act": stated}}
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    is_alike = stated == "gelu_pytorch_tanh"
+    expected = (
+        nullcontext() if is_alike else pytest.raises(ValueError, match="must be 'quick_gelu'")
+    )
+    with expected:
+        load_weights(make_tiny(), tmp_path / "model.safetensors")
 
 
 WITHOUT_TORCH = """
