@@ -156,7 +156,7 @@ def listed():
         side = size.data["input_shape"][0]
         fitting = [each for each in checkpoints_of(name) if each.image_size == side]
         best = max(fitting, key=lambda each: each.top1 or 0, default=None)
-        row = {"size": name, "parameters, M": COUNTS[name] / 1e6}
+        row = {"size": name, "parameters, M": (COUNTS.get(name) or count(name)) / 1e6}
         row |= {"GMACs": float(GMACS.get(name) or gmacs(name)), "top-1, %": best and best.top1}
         row["image size"] = side
         lines.append(json.dumps(row, ensure_ascii=False))
