@@ -133,7 +133,7 @@ class Attention(Layer):
         # Under PyTorch, a split at given indices synchronizes with the GPU.
         return x[:, :, :heads], x[:, :, heads : 2 * heads], x[:, :, 2 * heads :]
 
-    def weights_of(self, query, key, training=False, mask=None):
+    def softmax_maps(self, query, key, training=False, mask=None):
         """Return the maps after the softmax, `(batch, heads, queries, keys)`."""
         logits = self.logits_of(query, key)
         logits = self.run_over_maps(self.on_logits, logits, training, mask)
@@ -153,7 +153,7 @@ class Attention(Layer):
 
     def maps_of(self, query, key, training=False, mask=None):
         """Return the maps that multiply the values, `(batch, heads, queries, keys)`."""
-        weights = record("softmax", self.weights_of(query, key, training, mask))
+        weights = record("softmax", self.softmax_maps(query, key, training, mask))
         return self.run_over_maps(self.on_weights, weights, training, mask)
 
     def run_over_maps(self, layers, maps, training=False, mask=None):
@@ -170,7 +170,7 @@ class Attention(Layer):
         return ops.transpose(y, (0, 2, 1, 3))
 
     def fused(self, query, key, value, training=False, mask=None):
-        """Return `aggregate(weights_of(query, key), value)` without the maps."""
+        """Return `aggregate(softmax_maps(query, key), value)` without the maps."""
         return ops.attention(query, key, value, mask, training)
 
     def gated(self, y, x, training=False):

@@ -174,9 +174,9 @@ class GatedPositionalAttention(PositionalAttention):
         # The content logits only: the positional logits have a softmax of their own.
         return Attention.logits_of(self, query, key)
 
-    def weights_of(self, query, key, training=False, mask=None):
+    def softmax_maps(self, query, key, training=False, mask=None):
         gate = self.gates()
-        content = ops.cast(super().weights_of(query, key, training, mask), self.compute_dtype)
+        content = ops.cast(super().softmax_maps(query, key, training, mask), self.compute_dtype)
         return (1 - gate) * content + gate * self.positional_maps(mask)
 
     def positional_maps(self, mask=None):
@@ -192,7 +192,7 @@ class GatedPositionalAttention(PositionalAttention):
     def fused(self, query, key, value, training=False, mask=None):
         if mask is not None:
             # The positional map differs between images and is no product over the axes.
-            return self.aggregate(self.weights_of(query, key, training, mask), value, training)
+            return self.aggregate(self.softmax_maps(query, key, training, mask), value, training)
         gate = self.gates()
         by_row, by_column = map(ops.softmax, self.positions())
         content = ops.attention(query, key, value, training=training)

@@ -115,8 +115,8 @@ class Stranger(keras.layers.Layer):
 class OwnSoftmax(Attention):
     fused = None
 
-    def weights_of(self, query, key, training=False, mask=None):
-        return ops.flip(super().weights_of(query, key, training, mask), axis=-1)
+    def softmax_maps(self, query, key, training=False, mask=None):
+        return ops.flip(super().softmax_maps(query, key, training, mask), axis=-1)
 
 
 def test_a_users_own_attention():

@@ -46,7 +46,9 @@ def test_drop_path():
 
 @pytest.mark.backend_free
 @pytest.mark.parametrize("parent", (Attention, kvl.GatedPositionalAttention))
-@pytest.mark.parametrize("step", ("logits_of", "softmax_of", "weights_of", "maps_of", "aggregate"))
+@pytest.mark.parametrize(
+    "step", ("logits_of", "softmax_of", "softmax_maps", "maps_of", "aggregate")
+)
 def test_a_subclass_that_is_not_fused_runs_its_steps(parent, step):
     def doubled(self, *arguments, **options):
         return 2 * getattr(parent, step)(self, *arguments, **options)
