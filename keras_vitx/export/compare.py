@@ -62,22 +62,22 @@ def compare(
         ValueError: if the shapes of the outputs differ, or the difference is above `tolerance`.
     """
     batches = batches_of(model, images)
-    found = [keras.tree.flatten(run(batch)) for batch in batches]
-    return check_equal(model, batches, found, tolerance)
+    outputs = [keras.tree.flatten(run(batch)) for batch in batches]
+    return check_equal(model, batches, outputs, tolerance)
 
 
 def check_equal(
     model: keras.Model,
     batches: Sequence[np.ndarray],
-    found: Sequence[Sequence[Any]],
+    outputs: Sequence[Sequence[Any]],
     tolerance: float | None,
 ) -> float:
-    """Return the largest difference of the outputs `found` for each batch from the model's."""
+    """Return the largest difference of the `outputs` for each batch from the model's."""
     differences = []
-    for batch, outputs in zip(batches, found, strict=True):
+    for batch, computed in zip(batches, outputs, strict=True):
         with without_gradients():
             expected = keras.tree.flatten(model(batch, training=False))
-        for value, output in zip(map(_as_float, expected), map(_as_float, outputs), strict=True):
+        for value, output in zip(map(_as_float, expected), map(_as_float, computed), strict=True):
             # NumPy would broadcast.
             if output.shape != value.shape:
                 raise ValueError(f"An output must be {value.shape}. Received: {output.shape}.")
@@ -86,8 +86,8 @@ def check_equal(
     difference = float(np.max(differences))
     if tolerance is None:
         layers = sublayers(model)
-        halves = (each.compute_dtype in ("float16", "bfloat16") for each in layers)
-        is_rounded = any(halves) or any(each.quantization_mode for each in layers)
+        halves = (layer.compute_dtype in ("float16", "bfloat16") for layer in layers)
+        is_rounded = any(halves) or any(layer.quantization_mode for layer in layers)
         tolerance = TOLERANCE_ROUNDED if is_rounded else TOLERANCE
     rule = f"The outputs must be those of {model.name!r} within {tolerance:g} of the largest."
     check(difference <= tolerance, rule, f"a difference of {difference:.2g}")
@@ -112,7 +112,7 @@ def _photographs(model, count, height, width):
     """Return images of Fashion-MNIST for a model, normalized unless it takes pixels."""
     channels, dtype = model.inputs[0].shape[-1], _dtype(model)
     sample = data.load_dataset("fashion_mnist").test.images[:count]
-    gray = [np.asarray(Image.fromarray(each[..., 0]).resize((width, height))) for each in sample]
+    gray = [np.asarray(Image.fromarray(x[..., 0]).resize((width, height))) for x in sample]
     pixels = np.repeat(np.stack(gray)[..., None], channels, axis=-1)
     try:
         preprocessing = ModelInput.of(model, any_size=True).preprocessing

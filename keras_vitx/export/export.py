@@ -111,14 +111,15 @@ def export(
     with LOCK:
         pixels = preprocessing_of(model, preprocessing, format.any_size)
         network = with_outputs(model, outputs)
-        names, whole = output_names(network), with_preprocessing(network, pixels)
-        classes = class_names(model, network.output_shape[-1]) if kind_of(network) else ()
+        kind = kind_of(network)
+        names, whole = output_names(network, kind), with_preprocessing(network, pixels)
+        classes = class_names(model, network.output_shape[-1]) if kind else ()
         fast = in_float32(fuse(model) if can_be_fused(model) else model)
         fast = with_preprocessing(with_outputs(fast, outputs), pixels)
         batches = batches_of(whole, images)
         with atomic_write(path) as temporary:
-            found = write(fast, names, format, temporary, batches)
-            difference = check_equal(whole, batches, found, tolerance)
+            outputs = write(fast, names, format, temporary, batches)
+            difference = check_equal(whole, batches, outputs, tolerance)
             if classes:
                 write_class_names(temporary, format, classes)
     shape, dtype = whole.input_shape, keras.backend.standardize_dtype(whole.inputs[0].dtype)

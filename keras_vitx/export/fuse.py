@@ -27,7 +27,7 @@ Arrays = dict[int, list[np.ndarray]]
 
 def can_be_fused(model: keras.Model) -> bool:
     """Return whether a model is a `Chain` without quantized layers."""
-    return is_chain(model) and not any(each.quantization_mode for each in sublayers(model))
+    return is_chain(model) and not any(layer.quantization_mode for layer in sublayers(model))
 
 
 def fuse(model: keras.Model) -> keras.Model:
@@ -117,7 +117,7 @@ def _fold(layers: Any, config: Any, arrays: Arrays) -> None:
     """Fold norms in layers of the package: change their config, and note their new `arrays`."""
     if isinstance(layers, (list, tuple)) and isinstance(config, list):
         kept: list[tuple[keras.layers.Layer, dict[str, Any]]] = []
-        for layer, described in zip(layers, config, strict=True):
+        for layer, inner in zip(layers, config, strict=True):
             if kept and _is_norm(layer) and _is_linear(kept[-1][0]):
                 linear, linear_config = kept[-1]
                 weights = arrays.get(id(linear)) or linear.weights
@@ -128,19 +128,19 @@ def _fold(layers: Any, config: Any, arrays: Arrays) -> None:
                 else:
                     linear_config["config"]["use_bias"] = True
             else:
-                _fold(layer, described, arrays)
-                kept.append((layer, described))
-        config[:] = [described for _, described in kept]
+                _fold(layer, inner, arrays)
+                kept.append((layer, inner))
+        config[:] = [inner for _, inner in kept]
     elif type(layers) is ReAttention:
         config["config"].update(map_scale=1.0, normalize=False)
         weights = _fold_norm(layers.reatten_matrix.weights, layers.var_norm)
-        arrays[id(layers)] = [each * layers.map_scale for each in weights]
+        arrays[id(layers)] = [array * layers.map_scale for array in weights]
     elif type(layers) is ResidualRefinement:
         form = FoldedRefinement(
             layers.expansion, layers.kernel_size, name=layers.name, dtype=layers.dtype_policy
         )
         config.update(serialize(form))
-        scale, shift = (layers.map_scale * each for each in _affine(layers.adapt_bn))
+        scale, shift = (layers.map_scale * array for array in _affine(layers.adapt_bn))
         kernel, bias = _fold_norm(layers.conv_pro.weights, layers.bn3)
         depthwise = _fold_norm(layers.depth_sep_conv.weights, layers.bn2)
         expand = _fold_norm(layers.conv_exp.weights, layers.bn1)
@@ -188,7 +188,7 @@ def _affine(norm: keras.layers.BatchNormalization | None) -> tuple[np.ndarray, n
 
 def _merge_lora(layer: keras.layers.Layer) -> list[np.ndarray]:
     r"""Return the weights of a layer with LoRA, its kernel as $W + \frac{\alpha}{r} A B$."""
-    own = {each.name: each for each in layer.weights if not each.name.startswith("lora_")}
+    own = {v.name: v for v in layer.weights if not v.name.startswith("lora_")}
     if isinstance(layer, keras.layers.Embedding):
         own["embeddings"] = layer.embeddings
     else:
@@ -216,9 +216,9 @@ def _weights(layer: keras.layers.Layer, arrays: Arrays, seen: set[int]) -> list[
         return arrays[id(layer)]
     inner = children(layer)
     nested = {id(variable) for child in inner for variable in child.weights}
-    own = [each for each in layer.weights if id(each) not in nested | seen]
+    own = [variable for variable in layer.weights if id(variable) not in nested | seen]
     seen.update(map(id, own))
-    return [*own, *(each for one in inner for each in _weights(one, arrays, seen))]
+    return own + [array for child in inner for array in _weights(child, arrays, seen)]
 
 
 def _array(value: object) -> np.ndarray:

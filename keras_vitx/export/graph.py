@@ -7,25 +7,30 @@ import keras
 from keras_vitx.checks import check
 from keras_vitx.keras_internals import sublayers
 from keras_vitx.layers import ImagePreprocessing
-from keras_vitx.outputs import outputs_of
+from keras_vitx.outputs import Kind, outputs_of
+
+PROBABILITIES = "probabilities"
 
 
-def kind_of(model: keras.Model) -> str | None:
-    """Return "softmax", "sigmoid" or "logits" of a classifier; None of any other model."""
+def kind_of(model: keras.Model) -> Kind | None:
+    """Return what a classifier's outputs are; None of any other model."""
     try:
         return outputs_of(model).kind
     except ValueError:
         return None
 
 
-def output_names(model: keras.Model) -> tuple[str, ...]:
+NAMES = {None: "features", "logits": "logits", "softmax": PROBABILITIES, "sigmoid": PROBABILITIES}
+"""The name of a single output, by its kind."""
+
+
+def output_names(model: keras.Model, kind: Kind | None) -> tuple[str, ...]:
     """Return the names of the outputs: what a single one is, or their keys or layers."""
     if not isinstance(model, keras.Sequential) and isinstance(model.output, dict):
         # Keras flattens them in this order.
         return tuple(sorted(model.output))
     if len(model.outputs) == 1:
-        kinds = {None: "features", "logits": "logits"}
-        return (kinds.get(kind_of(model), "probabilities"),)
+        return (NAMES[kind],)
     names = tuple(model.output_names)
     is_one_layer = len(set(names)) < len(names)
     return tuple(f"output_{i}" for i in range(len(names))) if is_one_layer else names
@@ -33,13 +38,13 @@ def output_names(model: keras.Model) -> tuple[str, ...]:
 
 def with_outputs(model: keras.Model, outputs: str | None) -> keras.Model:
     """Return a model whose output is `"logits"` or `"probabilities"`; None keeps the model's."""
-    if outputs is None or (outputs,) == output_names(model):
+    kind = outputs and kind_of(model)
+    if outputs is None or (kind and outputs == NAMES[kind]):
         return model
-    kind = kind_of(model)
-    is_known = outputs in ("logits", "probabilities") and kind is not None
+    is_known = outputs in ("logits", PROBABILITIES) and kind is not None
     rule = "`outputs` must be None, or 'logits' or 'probabilities' of a classifier."
     check(is_known, rule, outputs)
-    if outputs == "probabilities":
+    if outputs == PROBABILITIES:
         # A softmax over one output would be 1.
         activation = "softmax" if model.output_shape[-1] > 1 else "sigmoid"
         top = keras.layers.Activation(activation, dtype="float32")
@@ -68,11 +73,12 @@ def in_float32(model: keras.Model) -> keras.Model:
 
     A quantized model, which can't be copied, stays as it is.
     """
-    halves = [each.compute_dtype in ("float16", "bfloat16") for each in sublayers(model)]
-    if not any(halves) or any(each.quantization_mode for each in sublayers(model)):
+    layers = sublayers(model)
+    halves = [layer.compute_dtype in ("float16", "bfloat16") for layer in layers]
+    if not any(halves) or any(layer.quantization_mode for layer in layers):
         return model
     registered = keras.saving.get_registered_name
-    classes = {registered(type(layer)): type(layer) for layer in sublayers(model)}
+    classes = {registered(type(layer)): type(layer) for layer in layers}
     copy = type(model).from_config(model.get_config(), custom_objects=classes)
     copy.set_weights(model.get_weights())
     for layer, is_half in zip(sublayers(copy), halves, strict=True):

@@ -67,8 +67,8 @@ class Predictor:
         several = isinstance(images, (list, tuple))
         images = images_of(list(map(_on_host, images)) if several else _on_host(images))
         # Images of any size are not resized: one per batch.
-        groups = [[one] for one in images] if None in self.input.size else [images]
-        batches = [self.probabilities(data.preprocess_input(one, self.input)) for one in groups]
+        groups = [[image] for image in images] if None in self.input.size else [images]
+        batches = [self.probabilities(data.preprocess_input(group, self.input)) for group in groups]
         return data.decode_predictions(np.concatenate(batches), top, self)
 
     def probabilities(self, batch: np.ndarray) -> np.ndarray:

@@ -36,7 +36,7 @@ def write(
     """Write a model with these names of outputs; return the file's outputs for each batch."""
     if keras.backend.backend() == format.backend:
         format.write(model, names, path)
-        found = run_file(path, format, batches)
+        batches_of_outputs = run_file(path, format, batches)
     else:
         with tempfile.TemporaryDirectory() as directory:
             directory = Path(directory)
@@ -45,8 +45,8 @@ def write(
             model.save(directory / MODEL)
             np.savez(directory / INPUTS, *batches)
             run_python("-m", "keras_vitx.export.process", directory, path, backend=format.backend)
-            found = _read(directory / OUTPUTS, len(batches))
-    return [[outputs[name] for name in names] for outputs in found]
+            batches_of_outputs = _read(directory / OUTPUTS, len(batches))
+    return [[outputs[name] for name in names] for outputs in batches_of_outputs]
 
 
 def run_file(
@@ -77,21 +77,21 @@ def custom_objects(model: keras.Model) -> dict[str, tuple[str, str]]:
     """
     config = model.to_json()
     registered = keras.saving.get_custom_objects().items()
-    found = {name: each for name, each in registered if f'"{name}"' in config}
+    custom = {name: thing for name, thing in registered if f'"{name}"' in config}
     name_of = keras.saving.get_registered_name
-    found |= {name_of(type(layer)): type(layer) for layer in sublayers(model)}
-    found = {
-        name: (each.__module__, each.__qualname__)
-        for name, each in found.items()
-        if each.__module__.partition(".")[0] not in ("keras", "keras_vitx")
+    custom |= {name_of(type(layer)): type(layer) for layer in sublayers(model)}
+    places = {
+        name: (thing.__module__, thing.__qualname__)
+        for name, thing in custom.items()
+        if thing.__module__.partition(".")[0] not in ("keras", "keras_vitx")
     }
-    for module, name in found.values():
-        rule = (
-            "`model` must use classes and functions that a module defines, which a second process "
-        )
-        rule += "imports: not a script, a session or a function."
+    rule = (
+        "`model` must use classes and functions that a module defines, which a second process "
+        "imports: not a script, a session or a function."
+    )
+    for module, name in places.values():
         check(module != "__main__" and "<locals>" not in name, rule, name)
-    return found
+    return places
 
 
 def run_python(*arguments: str | os.PathLike, backend: str) -> None:

@@ -17,7 +17,7 @@ def saved_model(path):
 
     def run(images):
         outputs = serve(images=tf.constant(images))
-        return {name: each.numpy() for name, each in outputs.items()}
+        return {name: tensor.numpy() for name, tensor in outputs.items()}
 
     return run
 
@@ -41,7 +41,7 @@ def torch(path):
     def run(images):
         with torch.no_grad():
             outputs = module(torch.from_numpy(images))
-        return {name: each.numpy() for name, each in outputs.items()}
+        return {name: tensor.numpy() for name, tensor in outputs.items()}
 
     return run
 

@@ -36,14 +36,14 @@ def format_of(path: Path, name: str | None) -> Format:
     """Return a format by its name, or, for None, by the suffix of a path."""
     # A version, as in "photos-1.2", is no suffix.
     suffix = path.suffix.lower() if any(map(str.isalpha, path.suffix)) else ""
-    found = {row.suffix: row for row in ROWS}.get(suffix) if name is None else FORMATS.get(name)
+    format = {row.suffix: row for row in ROWS}.get(suffix) if name is None else FORMATS.get(name)
     rule = f"`format` must be one of {', '.join(FORMATS)}, or None and a `path` with its suffix."
-    check(found is not None, rule, (name, str(path)))
-    for package in found.packages:
+    check(format is not None, rule, (name, str(path)))
+    for package in format.packages:
         if importlib.util.find_spec(package) is None:
-            message = f"The format {found.name!r} needs {package}, which is not installed"
-            raise ImportError(needs_extra(message, found.extra))
-    return found
+            message = f"The format {format.name!r} needs {package}, which is not installed"
+            raise ImportError(needs_extra(message, format.extra))
+    return format
 
 
 def write_class_names(path: Path, format: Format, names: Sequence[str]) -> None:

@@ -14,7 +14,7 @@ def write(model: keras.Model, names: Sequence[str], directory: Path) -> None:
     import tensorflow as tf
 
     module = tf.Module()
-    module.stored = [tf.Variable(each.value, trainable=False) for each in model.variables]
+    module.stored = [tf.Variable(v.value, trainable=False) for v in model.variables]
 
     def predict(images):
         with keras.StatelessScope(zip(model.variables, module.stored, strict=True)):

@@ -80,7 +80,7 @@ def _without_identity_casts():
             if function is torch.Tensor.to:
                 tensor, *targets = arguments
                 current = (tensor.dtype, tensor.device, tensor.device.type)
-                if all(each in current for each in (*targets, *options.values())):
+                if all(target in current for target in (*targets, *options.values())):
                     return tensor
             return function(*arguments, **options)
 
