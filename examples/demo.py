@@ -43,11 +43,14 @@ print("\ntest accuracy        before    after")
 for start, (before, after) in {"CIFAR-10": accuracies, "random weights": others}.items():
     print(f"from {start:<15} {before:6.1%}   {after:6.1%}")
 
-# The attention on one test image per class, titled with the predicted class.
+# The attention on one test image per class, titled with its class and the predicted one.
 labels = dataset.test.labels
 images = [dataset.test.images[np.argmax(labels == label)] for label in range(PICTURES)]
 best = kv.predictor(model)(images, top=1)
-titles = [f"{name} ({probability:.0%})" for ((_, name, probability),) in best]
+titles = [
+    f"{dataset.class_names[label]}\npredicted: {name} {probability:.0%}"
+    for label, ((_, name, probability),) in enumerate(best)
+]
 inputs = kv.preprocess_input(images, model)
 picture = OUTPUT / "class_attention.png"
 kv.analysis.plot_class_attention(model, inputs, picture, np.stack(images), titles)

@@ -10,6 +10,9 @@ import numpy as np
 from keras_vitx.files import atomic_write
 from keras_vitx.text import needs_extra
 
+WEIGHTS, SIGNED = "viridis", "RdBu_r"
+"""The palettes of figures and page: of weights, and of what has both signs."""
+
 
 class Picture(type(Path())):
     """The path of a picture, which a notebook shows (PNG, SVG and JPEG)."""
@@ -20,6 +23,12 @@ class Picture(type(Path())):
         kind = {".png": "image/png", ".jpg": "image/jpeg", ".jpeg": "image/jpeg"}
         kind = kind.get(self.suffix.lower())
         return {kind: self.read_bytes()} if kind else {"text/plain": repr(self)}
+
+
+def block_label(name: str) -> str:
+    """Return "block 3" for `blocks_3`, and "class attention 1" for `blocks_token_only_1`."""
+    name = name.replace("blocks_token_only", "class attention").replace("blocks", "block")
+    return name.replace("transformers", "stage").replace("_block", ", block").replace("_", " ")
 
 
 @contextmanager

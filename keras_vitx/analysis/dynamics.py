@@ -9,7 +9,7 @@ import keras
 import numpy as np
 from numpy.typing import ArrayLike
 
-from keras_vitx.analysis.drawing import Picture, drawing
+from keras_vitx.analysis.drawing import Picture, block_label, drawing
 from keras_vitx.analysis.figures import shade
 from keras_vitx.analysis.measure import measure
 from keras_vitx.backend import restore_variables
@@ -173,14 +173,15 @@ def plot_dynamics(
         title = name.replace("_", " ")
         if heads:
             by_block = _group(by_measure[name], "block")
-            panels |= {f"{title}\n{block}": panel for block, panel in by_block.items()}
+            panels |= {f"{title}\n{block_label(name)}": x for name, x in by_block.items()}
         else:
             panels[title] = by_measure[name]
     with drawing(path, (1, len(panels)), (2, 2.6) if heads else (4, 3)) as (axes,):
         for axis, (title, panel) in zip(axes, panels.items(), strict=True):
             curves = _group(panel, "head" if heads else "block")
             for index, (label, curve) in enumerate(curves.items()):
-                _plot_means(axis, curve, color=shade(index, len(curves)), label=label)
+                text = f"head {label}" if heads else block_label(label)
+                _plot_means(axis, curve, color=shade(index, len(curves)), label=text)
             if heads:
                 _plot_means(axis, panel, color="black", linewidth=2, label="mean")
             axis.set_title(title, fontsize=9)

@@ -10,8 +10,9 @@ from typing import Any
 
 import keras
 import numpy as np
+from numpy.typing import ArrayLike
 
-from keras_vitx.analysis.drawing import Picture, drawing
+from keras_vitx.analysis.drawing import SIGNED, WEIGHTS, Picture, block_label, drawing
 from keras_vitx.files import local_path
 
 Results = Mapping[str, Mapping[str, np.ndarray]]
@@ -26,26 +27,35 @@ def mark(axis: Any, row: int, column: int, height: float = 1, width: float = 1) 
     axis.add_patch(Rectangle(corner, width, height, fill=False, edgecolor="red"))
 
 
+def colors(values: ArrayLike, low: float | None = None) -> dict[str, Any]:
+    """Return palette and limits of `imshow`: from `low`, or about 0 if some values are negative."""
+    smallest, largest = np.nanmin(values), np.nanmax(values)
+    if smallest < 0:
+        largest = max(-smallest, largest)
+        return {"cmap": SIGNED, "vmin": -largest, "vmax": largest}
+    return {"cmap": WEIGHTS, "vmin": smallest if low is None else low, "vmax": largest}
+
+
 def shade(index: int, count: int) -> Any:
     """Return the color of one of `count` curves, from dark (the first) to light."""
     from matplotlib import colormaps
 
-    return colormaps["viridis"](0.9 * index / max(count - 1, 1))
+    return colormaps[WEIGHTS](0.9 * index / max(count - 1, 1))
 
 
 def plot_by_block(
     results: Mapping[str, Results | Sequence[Results]],
     names: str | Sequence[str],
     path: str | os.PathLike,
-    label: str = "",
 ) -> Picture:
-    """Plot measures by block: one panel per measure, one curve per model.
+    """Plot measures by block, from 0: one panel per measure, one curve per model.
 
-    Measures with heads are averaged over them; entropy is drawn with that of uniform attention,
-    log T, dotted. For example `"entropy"` (Context Broadcasting, Figures 3a and 5a),
-    `"relative_distance"` (Figure 5b), `"head_similarity"` (DeepViT, Figure 3c),
-    `["feature_similarity", "adjacent_similarity"]` (Figures 4 and 8), `"normalized_cka"`
-    (Refiner, Figures 2 and 4) or `["attention_branch", "mlp_branch"]` (CaiT, Figure 4).
+    Blocks of class attention have a curve of their own, with rings. Measures with heads are
+    averaged over them; entropy is drawn with that of uniform attention, log T, dotted. For example
+    `"entropy"` (Context Broadcasting, Figures 3a and 5a), `"relative_distance"` (Figure 5b),
+    `"head_similarity"` (DeepViT, Figure 3c), `["feature_similarity", "adjacent_similarity"]`
+    (Figures 4 and 8), `"normalized_cka"` (Refiner, Figures 2 and 4) or
+    `["attention_branch", "mlp_branch"]` (CaiT, Figure 4).
 
     Args:
         results: Results of `measure`, by label. A sequence of results is one model after several
@@ -53,7 +63,6 @@ def plot_by_block(
             `MeasureDuringTraining` to it.
         names: Name of the measure, or several names.
         path: Path of the file.
-        label: Label of the axis of a single measure; by default its name.
     """
     names = [names] if isinstance(names, str) else list(names)
     with drawing(path, (1, len(names))) as (axes,):
@@ -63,26 +72,31 @@ def plot_by_block(
                 color = f"C{index}"
                 for number, epoch in enumerate(epochs, 1):
                     opacity = 1 - 0.8 * (1 - number / len(epochs))
-                    line = _curve(axis, epoch, name, ".-", color=color, alpha=opacity)
-                line.set_label(model)
+                    last = number == len(epochs)
+                    for kind, points in _points(epoch, name).items():
+                        style = {"color": color, "alpha": opacity, "mfc": "w" if kind else color}
+                        style["label"] = model + kind if last else None
+                        axis.plot(*points, "o-" if kind else ".-", ms=4, **style)
                 if name == "entropy" and "uniform_entropy" in epochs[-1]:
-                    line = _curve(axis, epochs[-1], "uniform_entropy", ":", color=color)
-                    line.set_label(None if index else "log T")
-            ylabel = label if label and len(names) == 1 else name.replace("_", " ")
-            axis.set(xlabel="block", ylabel=ylabel)
+                    points = _points(epochs[-1], "uniform_entropy")
+                    axis.plot(*points[""], ":", color=color, label=None if index else "log T")
+            axis.set(xlabel="block", ylabel=name.replace("_", " "))
             axis.locator_params("x", integer=True)
             axis.legend(fontsize=7)
     return Picture(path).expanduser()
 
 
-def _curve(axis, results, name, style, **arguments):
-    """Draw a measure at the positions of its blocks among those of all measures."""
-    values = results[name]
+def _points(results, name):
+    """Return positions and means of a measure, of blocks (`""`) and of class attention."""
     by_length = sorted(results.values(), key=len, reverse=True)
     order = list(dict.fromkeys(block for blocks in by_length for block in blocks))
-    positions = [order.index(block) + 1 for block in values]
-    means = [np.mean(value) for value in values.values()]
-    return axis.plot(positions, means, style, **arguments)[0]
+    points = {}
+    for block, values in results[name].items():
+        kind = ", class attention" if block_label(block).startswith("class") else ""
+        positions, means = points.setdefault(kind, ([], []))
+        positions.append(order.index(block))
+        means.append(np.mean(values))
+    return points
 
 
 def plot_curves(
@@ -90,8 +104,6 @@ def plot_curves(
     path: str | os.PathLike,
     xlabel: str,
     ylabel: str = "accuracy",
-    baseline: str | None = None,
-    measure: str = "accuracy",
 ) -> Picture:
     """Plot numbers, such as accuracies, against a setting: one curve per model.
 
@@ -105,16 +117,11 @@ def plot_curves(
         path: Path of the file.
         xlabel: Name of the setting, with its unit.
         ylabel: Name of the numbers.
-        baseline: Label of the curve to which the others are compared, by their gaps in percent;
-            None draws no gaps.
-        measure: The key of rows to draw, such as `"mean_iou"`.
     """
-    points_by_label: dict[str, dict[float, float]] = {}
     with drawing(path) as ((axis,),):
         for label, curve in curves.items():
             rows = () if isinstance(curve, Mapping) else curve
-            points = {row["strength"]: row[measure] for row in rows} if rows else dict(curve)
-            points_by_label[label] = points
+            points = {row["strength"]: row["accuracy"] for row in rows} if rows else dict(curve)
             (line,) = axis.plot(*zip(*sorted(points.items()), strict=True), ".-", label=label)
             bars = [row.get("interval") or 0 for row in rows]
             if any(bars):
@@ -123,14 +130,6 @@ def plot_curves(
         axis.set(xlabel=xlabel, ylabel=ylabel)
         axis.locator_params("x", nbins=6)  # Small strengths have long labels.
         axis.legend(fontsize=7)
-        if baseline is not None:
-            gaps, base = axis.twinx(), points_by_label[baseline]
-            for index, (label, points) in enumerate(points_by_label.items()):
-                common = sorted(points.keys() & base.keys())
-                if label != baseline and common:
-                    percent = [100 * (points[x] / base[x] - 1) for x in common]
-                    gaps.plot(common, percent, "--", color=f"C{index}", alpha=0.6)
-            gaps.set_ylabel(f"gap to {baseline} (%), dashed")
     return Picture(path).expanduser()
 
 
@@ -176,25 +175,23 @@ def plot_matrix(results: Mapping[str, Results], name: str, path: str | os.PathLi
         name: Name of the measure.
         path: Path of the file.
     """
-    columns = {"cross_layer_similarity": "block", "class_attention": "token"}.get(name, "head")
-    limits = {"vmin": 0, "vmax": 1} if name == "cross_layer_similarity" else {}
+    xlabel = {"cross_layer_similarity": "block", "class_attention": "token"}.get(name, "head")
+    limits = {"cmap": WEIGHTS, "vmin": 0, "vmax": 1} if name == "cross_layer_similarity" else {}
     with drawing(path, (1, len(results)), (4, 3.2)) as (axes,):
         for axis, (model, measures) in zip(axes, results.items(), strict=True):
             values = measures[name]
             if name == "re_attention":
                 *_, (block, matrix) = values.items()
-                model = f"{model}, {block}"
+                model = f"{model}, {block_label(block)}"
                 axis.set(xlabel="new head", ylabel="head")
             else:
                 matrix = _rows(name, values)
-                axis.set_xlabel(columns)
-                axis.set_yticks(range(1, len(matrix) + 1), list(values), fontsize=6)
-            height, width = matrix.shape
-            extent = (0.5, width + 0.5, height + 0.5, 0.5)  # Numbered from 1.
-            heat = axis.imshow(matrix, cmap="cividis", aspect="auto", extent=extent, **limits)
+                axis.set_xlabel(xlabel)
+                axis.set_yticks(range(len(matrix)), map(block_label, values), fontsize=6)
+            heat = axis.imshow(matrix, aspect="auto", **(limits or colors(matrix)))
             axis.figure.colorbar(heat, ax=axis)
             axis.set_title(model, fontsize=9)
-            axis.locator_params("x", integer=True)
+            axis.locator_params("both" if name == "re_attention" else "x", integer=True)
     return Picture(path).expanduser()
 
 

@@ -12,8 +12,8 @@ from keras import ops
 from numpy.typing import ArrayLike
 
 from keras_vitx.analysis.attribution import Method, Target, attribute
-from keras_vitx.analysis.drawing import Picture, drawing
-from keras_vitx.analysis.figures import mark
+from keras_vitx.analysis.drawing import Picture, block_label, drawing
+from keras_vitx.analysis.figures import colors, mark
 from keras_vitx.analysis.measures import entropy
 from keras_vitx.analysis.trace import as_array, class_attention, trace
 from keras_vitx.checks import check_argument
@@ -56,10 +56,9 @@ def plot_class_attention(
     likely = likely_classes(model, images) if mode == "focus" else ()
     rows = []
     for index, image in enumerate(scaled_to_1(images) if shown is None else shown):
-        first = {"picture": image, "title": titles[index] if index < len(titles) else "image"}
+        first = {"image": image, "title": titles[index] if index < len(titles) else "image"}
         if mode == "mean":
-            style = {"vmin": 0, "vmax": 1}
-            cells = [{"picture": s[index], "title": name, **style} for name, s in salient.items()]
+            cells = [{"picture": s[index], "title": block_label(b)} for b, s in salient.items()]
             rows.append([first, *cells])
         elif mode == "focus":
             focus = _gray(image) * next(iter(salient.values()))[index]
@@ -67,11 +66,15 @@ def plot_class_attention(
             rows.append([first, {"picture": focus, "title": _wrap(classes)}])
         else:
             for name, scores in maps.items():
-                heads = enumerate(scores[index], 1)
-                cells = [{"picture": s, "title": f"{name}\nhead {head}"} for head, s in heads]
+                heads = enumerate(scores[index])
+                cells = [{"picture": s, "title": f"head {head}"} for head, s in heads]
+                cells[0]["ylabel"] = block_label(name)
                 rows.append([first, *cells])
                 first = None  # Only the first row of an image shows it.
-    return _draw(rows, path, (1.5, 1.7) if mode == "heads" else (2, 2.2), "cividis")
+    if mode == "heads":
+        return _draw(rows, path, (1.5, 1.7), "attention weight")
+    bar = "brightness x attention" if mode == "focus" else "attention, scaled to 0..1"
+    return _draw(rows, path, (2, 2.2), bar)
 
 
 def plot_attribution(
@@ -97,12 +100,12 @@ def plot_attribution(
     salient = [saliency(each[:, None], shown.shape[1:3]) for each in found]
     rows = []
     for index, (image, likely) in enumerate(zip(shown, likely_classes(model, images), strict=True)):
-        row = [{"picture": image, "title": "\n".join(f"{name} {p:.0%}" for name, p in likely[:2])}]
+        row = [{"image": image, "title": "\n".join(f"{name} {p:.0%}" for name, p in likely[:2])}]
         for method, each in zip(methods, salient, strict=True):
             style = {"title": method.replace("_", " "), "alpha": each[index]}
             row.append({"picture": each[index], "over": _gray(image), **style})
         rows.append(row)
-    return _draw(rows, path, (2, 2.3), "inferno")
+    return _draw(rows, path, (2, 2.3), "attribution, scaled to 0..1")
 
 
 def saliency(maps: np.ndarray, size: tuple[int, int]) -> np.ndarray:
@@ -162,6 +165,7 @@ def plot_query(
 ) -> Picture:
     """Plot the attention of one patch: for each model, one row per block, one column per head.
 
+    The maps are those of the softmax, before `on_weights`; class blocks have no queries of patches.
     ConViT, Figures 7, 16 and 17: the patch is marked by a red box, colors are logarithmic, and
     heads with a gate are labeled with it, from white (content) to red (position). Maps are
     averaged over the images, as in Figure 15 (100 images); the other figures are of one image.
@@ -185,16 +189,18 @@ def plot_query(
             query_at = (block.grid[0] // 2, block.grid[1] // 2) if query is None else query
             maps = block.softmax[:, :, -patches:, -patches:].mean(0)
             maps = maps.reshape(-1, *block.grid, *block.grid)[:, *query_at]
-            low, high = max(maps.min(), maps.max() * 1e-4), maps.max()
-            style = {"norm": "log", "vmin": low, "vmax": high, "mark": query_at}
-            row = [{"picture": np.maximum(each, low), **style} for each in maps]
+            low = max(maps.min(), maps.max() * 1e-4)
+            row = [
+                {"picture": np.maximum(each, low), "title": f"head {head}", "mark": query_at}
+                for head, each in enumerate(maps)
+            ]
             for cell, gate in zip(row, [] if block.gates is None else block.gates, strict=False):
-                cell["title"] = f"{gate:.2f}"
+                cell["title"] += f", gate {gate:.2f}"
                 cell["behind"] = (1, 1 - float(gate), 1 - float(gate))
             patch = np.divide(image.shape[:2], block.grid)
-            title = f"{label}\n{block.name}"
-            rows.append([{"picture": image, "title": title, "mark": (*query_at, *patch)}, *row])
-    return _draw(rows, path, (1.4, 1.5), "viridis")
+            title = f"{label}, {block_label(block.name)}"
+            rows.append([{"image": image, "title": title, "mark": (*query_at, *patch)}, *row])
+    return _draw(rows, path, (1.5, 1.6), "softmax weight", norm="log")
 
 
 def plot_maps(
@@ -205,70 +211,111 @@ def plot_maps(
     before: bool = False,
     by_entropy: int | None = None,
 ) -> Picture:
-    """Plot whole maps: one row per model, one column per block.
+    """Plot whole maps: one row per model, one column per block; queries down, keys across.
 
     The maps that multiply the values, averaged over images and heads and divided by their
-    maximum (DeepViT, Figure 6).
+    largest weight (DeepViT, Figure 6).
 
     Args:
         models: Models by label, each with all of `blocks`.
         images: `(batch, height, width, channels)`, preprocessed for the models.
         path: Path of the file; the suffix selects the format (`.png`, `.pdf`).
         blocks: Names of the blocks to draw; None draws all with more than one query.
-        before: Whether to also draw the maps before modification, in a row above (Refiner,
-            Figure 5).
+        before: Whether to also draw the maps before modification, in a row above, if a block
+            modifies them (Refiner, Figure 5).
         by_entropy: If set, draws this many maps of single heads instead, of the softmax on the
-            first image, from the lowest to the highest entropy, which is the title (Context
-            Broadcasting, Figure 3b).
+            first image, from the lowest to the highest entropy (Context Broadcasting, Figure 3b).
     """
     rows = []
     for label, model in models.items():
         traces = trace(model, images[:1] if by_entropy else images, blocks)
-        traces = (block for block in traces if block.maps is not None and block.maps.shape[2] > 1)
-        rows += [_by_entropy(traces, by_entropy)] if by_entropy else _means(traces, label, before)
-    return _draw(rows, path, (1.6, 1.9), "viridis")
-
-
-def _means(blocks, label, before):
-    """Return the row of mean maps of a model, below that of the maps before modification."""
-    rows = {f"{label}, before": [], label: []} if before else {label: []}
-    for block in blocks:
-        for title, row in rows.items():
-            mean = (block.maps if title == label else block.before).mean((0, 1))
-            scaled = mean / np.maximum(np.abs(mean).max(), TINY)  # All entries may be negative.
-            style = {"vmin": min(0, scaled.min()), "vmax": 1}
-            row.append({"picture": scaled, "title": f"{title}\n{block.name}", **style})
-    return list(rows.values())
+        traces = [block for block in traces if block.maps is not None and block.maps.shape[2] > 1]
+        if by_entropy:
+            rows.append(_whole_maps(_by_entropy(traces, by_entropy), label))
+            continue
+        if before and any(block.before is not block.maps for block in traces):
+            titled = ((block_label(block.name), block.before.mean((0, 1))) for block in traces)
+            rows.append(_whole_maps(titled, f"{label}, before"))
+            label = f"{label}, after"
+        titled = ((block_label(block.name), block.maps.mean((0, 1))) for block in traces)
+        rows.append(_whole_maps(titled, label))
+    return _draw(rows, path, (1.6, 1.8), "weight / largest of the map")
 
 
 def _by_entropy(blocks, count):
-    """Return a row of maps, evenly spaced from the lowest to the highest entropy."""
-    maps = [head for block in blocks if block.softmax is not None for head in block.softmax[0]]
-    pairs = sorted(((entropy(head).mean(), head) for head in maps), key=lambda pair: pair[0])
-    indices = np.linspace(0, len(pairs) - 1, min(count, len(pairs))).astype(int)
-    return [{"picture": pairs[i][1], "title": f"{pairs[i][0]:.2f}"} for i in indices]
+    """Return titles and maps of heads, evenly spaced from the lowest to the highest entropy."""
+    maps = [
+        (entropy(weights).mean(), f"{block_label(block.name)}, head {head}", weights)
+        for block in blocks
+        if block.softmax is not None
+        for head, weights in enumerate(block.softmax[0])
+    ]
+    maps.sort(key=lambda each: each[0])
+    indices = np.linspace(0, len(maps) - 1, min(count, len(maps))).astype(int)
+    chosen = (maps[index] for index in indices)
+    return [(f"{title}\nentropy {nats:.2f}", weights) for nats, title, weights in chosen]
 
 
-def _draw(rows, path, cell_size, cmap):
-    """Draw rows of cells: None, or a `picture` and arguments of `imshow`.
+def _whole_maps(titled, label):
+    """Return a row of whole maps, each divided by its largest weight."""
+    row = [
+        {"picture": weights / max(np.abs(weights).max(), TINY), "title": title, "xlabel": "keys"}
+        for title, weights in titled
+    ]
+    row[0]["ylabel"] = f"{label}\nqueries"
+    return row
 
-    A cell may have a `title`, the color `behind` it, a gray image that it is `over`, and a patch
-    to `mark`.
+
+def _draw(rows, path, cell_size, bar, norm="linear"):
+    """Draw rows of cells: None, an `image`, or a `picture` of weights, with a `title`.
+
+    The weights of a row have one scale, with a bar at its end; rows of the same scale share one.
+    A title is not repeated below itself.
     """
+    scales = [_scale(row, norm) for row in rows]
+    shared = all(scale == scales[0] for scale in scales)
     with drawing(path, (len(rows), max(map(len, rows))), cell_size) as axes:
         for axis in axes.flat:
-            axis.set_axis_off()
-        for line, row in zip(axes, rows, strict=True):
-            for axis, cell in zip(line, row, strict=False):
+            axis.set(xticks=[], yticks=[], frame_on=False)
+        titles = {}
+        for line, row, scale in zip(axes, rows, scales, strict=True):
+            for column, (axis, cell) in enumerate(zip(line, row, strict=False)):
                 if cell is None:
                     continue
-                style = dict(cell)
-                picture, title = one_or_three(style.pop("picture")), style.pop("title", "")
-                patch, behind = style.pop("mark", None), style.pop("behind", None)
-                if (gray := style.pop("over", None)) is not None:
-                    axis.imshow(gray, cmap="gray", vmin=0, vmax=1)
-                axis.imshow(picture, cmap=cmap, **style)
-                axis.set_title(title, fontsize=7, **({"backgroundcolor": behind} if behind else {}))
-                if patch:
-                    mark(axis, *patch)
+                heat = _draw_cell(axis, cell, scale)
+                if "picture" in cell and titles.get(column) == cell["title"]:
+                    axis.set_title("")
+                titles[column] = cell["title"]
+            if not shared or row is rows[-1]:
+                ends = axes if shared else line
+                bar_axis = axes[0, 0].figure.colorbar(heat, ax=ends, shrink=0.8).ax
+                bar_axis.set_ylabel(bar, fontsize=7)
+                bar_axis.tick_params(which="both", labelsize=6)
     return Picture(path).expanduser()
+
+
+def _scale(row, norm):
+    """Return the style of the weights in a row: one scale for all."""
+    weights = np.concatenate([np.ravel(c["picture"]) for c in row if c and "picture" in c])
+    return colors(weights, 0 if norm == "linear" else None) | {"norm": norm}
+
+
+def _draw_cell(axis, cell, scale):
+    """Draw a cell, which may have the color `behind` its title and labels of its axes.
+
+    A picture may have its transparency, `alpha`, a gray image that it is `over`, and a patch to
+    `mark`.
+    """
+    if "image" in cell:
+        heat = axis.imshow(one_or_three(np.asarray(cell["image"])), cmap="gray")
+    else:
+        if "over" in cell:
+            axis.imshow(cell["over"], cmap="gray", vmin=0, vmax=1)
+        heat = axis.imshow(cell["picture"], alpha=cell.get("alpha"), **scale)
+    behind = {"backgroundcolor": cell["behind"]} if "behind" in cell else {}
+    axis.set_title(cell["title"], fontsize=7, **behind)
+    axis.set_xlabel(cell.get("xlabel", ""), fontsize=7)
+    axis.set_ylabel(cell.get("ylabel", ""), fontsize=7)
+    if "mark" in cell:
+        mark(axis, *cell["mark"])
+    return heat

@@ -62,23 +62,29 @@ def test_measures_by_block(results, drawn):
         np.testing.assert_allclose(curves(one)[model], means(measured["steepness"]))
         np.testing.assert_allclose(curves(other)[model], means(measured["adjacent_similarity"]))
     # The first block has none before it.
-    assert list(other.lines[0].get_xdata()) == [2, 3]
-    ((axis,),) = drawn(analysis.plot_by_block, results, "entropy", label="nats")
+    assert list(other.lines[0].get_xdata()) == [1, 2]
+    ((axis,),) = drawn(analysis.plot_by_block, results, "entropy")
     np.testing.assert_allclose(curves(axis)["log T"], np.log([5, 5, 5]), rtol=1e-6)
-    assert axis.get_ylabel() == "nats"
+
+
+def test_class_blocks_are_not_joined_to_the_others(drawn):
+    model = randomized("CaiT", class_depth=2)
+    measured = analysis.measure(model, IMAGES, ["entropy"])
+    ((axis,),) = drawn(analysis.plot_by_block, {"CaiT": measured}, "entropy")
+    blocks, class_blocks = (list(line.get_xdata()) for line in axis.lines)
+    assert (blocks, class_blocks) == ([0, 1, 2], [3, 4])
+    assert axis.lines[1].get_label() == "CaiT, class attention"
 
 
 def test_curves(drawn):
     points = {"a": {0.1: 0.4, 1: 0.8}, "b": {1: 0.88, 0.1: 0.5, 0.5: 0.7}}
-    ((axis,),) = drawn(analysis.plot_curves, points, xlabel="fraction", baseline="a")
+    ((axis,),) = drawn(analysis.plot_curves, points, xlabel="fraction")
     assert curves(axis)["b"].tolist() == [0.5, 0.7, 0.88]
     assert (axis.get_xlabel(), axis.get_ylabel()) == ("fraction", "accuracy")
-    gaps = next(one for one in axis.figure.axes if one is not axis)
-    np.testing.assert_allclose(gaps.lines[0].get_ydata(), [25, 10])
-    rows = [{"strength": 2, "iou": 0.5, "interval": 0.1}, {"strength": 0, "iou": 0.8}]
+    rows = [{"strength": 2, "accuracy": 0.5, "interval": 0.1}, {"strength": 0, "accuracy": 0.8}]
     rows[1]["interval"] = None
     points = {"a": rows, "b": rows[:1]}
-    ((axis,),) = drawn(analysis.plot_curves, points, xlabel="epsilon", measure="iou")
+    ((axis,),) = drawn(analysis.plot_curves, points, xlabel="epsilon")
     assert curves(axis)["a"].tolist() == [0.8, 0.5]
     (bars,) = axis.containers[0][2]
     np.testing.assert_allclose(bars.get_segments()[0], [[2, 0.4], [2, 0.6]])
@@ -100,10 +106,13 @@ def test_matrices(results, drawn):
     ((vit, deep),) = drawn(analysis.plot_matrix, results, "cross_layer_similarity")
     shares = np.stack(list(results["DeepViT"]["cross_layer_similarity"].values()))
     np.testing.assert_allclose(shown(deep), shares)
-    assert [label.get_text() for label in vit.get_yticklabels()] == list(results["ViT"]["entropy"])
+    assert [x.get_text() for x in vit.get_yticklabels()] == ["block 0", "block 1", "block 2"]
     ((axis,),) = drawn(analysis.plot_matrix, {"DeepViT": results["DeepViT"]}, "re_attention")
     np.testing.assert_allclose(shown(axis), results["DeepViT"]["re_attention"]["blocks_2"])
-    assert axis.get_title() == "DeepViT, blocks_2"
+    assert axis.get_title() == "DeepViT, block 2"
+    assert axis.images[0].get_clim() == pytest.approx(
+        [-np.abs(shown(axis)).max(), np.abs(shown(axis)).max()]
+    )
     ((axis, _),) = drawn(analysis.plot_matrix, results, "entropy")
     np.testing.assert_allclose(shown(axis), list(results["ViT"]["entropy"].values()))
     pit = analysis.measure(randomized("PiT"), IMAGES, ["class_attention"])
@@ -127,7 +136,7 @@ def test_training(drawn):
     assert len(heads) == 2 and mean.get_color() == "black"
     np.testing.assert_allclose(mean.get_ydata(), [0.5, 0.625])
     ((axis,),) = drawn(analysis.plot_dynamics, rows)
-    np.testing.assert_allclose(curves(axis)["blocks_1"], [0.5, 0.625])
+    np.testing.assert_allclose(curves(axis)["block 1"], [0.5, 0.625])
 
 
 def test_class_token(drawn):
@@ -158,9 +167,10 @@ def test_class_token(drawn):
 def test_attributions(drawn):
     model = randomized("CaiT")
     axes = drawn(analysis.plot_attribution, model, IMAGES, methods=["rollout", "gradient"])
+    assert [axis.get_title() for axis in axes[0, 1:]] == ["rollout", "gradient"]
+    assert not any(axis.get_title() for axis in axes[1, 1:]), "not repeated"
     found = saliency(analysis.attribute(model, IMAGES, "rollout")[:, None], (16, 16))
     for row, picture in zip(axes, found, strict=True):
-        assert [axis.get_title() for axis in row[1:]] == ["rollout", "gradient"]
         gray, over = row[1].images
         np.testing.assert_allclose(over.get_array(), picture, atol=1e-6)
         assert np.ptp(gray.get_array()) > 0.1
@@ -190,7 +200,7 @@ def test_attention_of_one_patch(drawn):
     assert axes.shape == (3 + 3, 1 + 4)
     first = next(analysis.trace(models["ConViT"], IMAGES[:1]))
     np.testing.assert_allclose(shown(axes[0, 2]).ravel(), first.softmax[0, 1, 1], 1e-3, 1e-4)
-    assert axes[0, 2].get_title() == f"{first.gates[1]:.2f}"
+    assert axes[0, 2].get_title() == f"head 1, gate {first.gates[1]:.2f}"
     assert axes[0, 2].patches[0].get_xy() == (0.5, -0.5)
     assert axes[0, 0].patches[0].get_xy() == (7.5, -0.5), "on the image, of 16 x 16 pixels"
 
@@ -205,9 +215,17 @@ def test_whole_maps(drawn):
     assert axes.shape == (2, 1)
     before, after = (shown(axis) for axis in axes[:, 0])
     assert np.abs(before - after).max() > 1e-3
-    assert axes[0, 0].get_title() == "a, before\nblocks_1"
+    labels = [axis.get_ylabel() for axis in axes[:, 0]]
+    assert labels == ["a, before\nqueries", "a, after\nqueries"]
+    assert [axis.get_title() for axis in axes[:, 0]] == ["block 1", ""]
+    # ViT modifies nothing: one row. Signed maps have colors about 0.
+    axes = drawn(analysis.plot_maps, {"b": randomized("ViT"), "a": refined}, IMAGES, before=True)
+    assert axes.shape == (3, 3)
+    assert [row[0].images[0].get_clim() for row in axes] == [(0, 1), (0, 1), (-1, 1)]
     axes = drawn(analysis.plot_maps, {"a": refined}, IMAGES, by_entropy=3)
-    titles = [float(axis.get_title()) for axis in axes[0]]
-    assert len(titles) == 3 and titles == sorted(titles)
-    found = [analysis.measures.entropy(shown(axis)).mean() for axis in axes[0]]
-    assert found == pytest.approx(titles, abs=0.006)
+    titles = [axis.get_title().split("entropy ") for axis in axes[0]]
+    stated = [float(nats) for _, nats in titles]
+    assert len(titles) == 3 and stated == sorted(stated) and "head" in titles[0][0]
+    maps = [shown(axis) for axis in axes[0]]
+    found = [analysis.measures.entropy(x / x.sum(-1, keepdims=True)).mean() for x in maps]
+    assert found == pytest.approx(stated, abs=0.006)
