@@ -87,6 +87,11 @@ class MultiHeadTraining:
         self.optimizer.built or self.optimizer.build(self.trainable_variables)  # Not in a trace.
         return super().make_train_function(force)
 
+    @property
+    def takes_pixels(self) -> bool:
+        """Whether a step of `fit` normalizes pixels (`keras_vitx.pixels`); a user's does not."""
+        return type(self).train_step is MultiHeadTraining.train_step
+
     def train_step(self, *args):
         """Run a step of `fit` or `train_on_batch`, whose losses get logits.
 

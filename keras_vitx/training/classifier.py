@@ -7,7 +7,6 @@ import keras
 
 from keras_vitx.checks import check
 from keras_vitx.keras_internals import compile_arguments, sublayers
-from keras_vitx.layers.block import Block
 from keras_vitx.outputs import (
     ACTIVATIONS,
     Outputs,
@@ -32,16 +31,16 @@ class Classifier:
         compiled: What the user passed to `model.compile`, without what an earlier `fit` did.
         outputs: The kind and number of the outputs; None with a loss of the user's own.
         class_names: The class names of the model, or of a model that it ends in; None without.
+        takes_pixels: Whether `fit` may give it pixels, as a `Chain` whose `train_step` is ours.
         heads: The Dense layers with one output per class: one, or several in `DistilledHead`.
-        blocks: The blocks in order.
     """
 
     model: keras.Model
     compiled: dict[str, Any]
     outputs: Outputs | None
     class_names: tuple[str, ...] | None
+    takes_pixels: bool
     heads: tuple[keras.layers.Dense, ...]
-    blocks: tuple[Block, ...]
 
     @classmethod
     def of(cls, model: keras.Model) -> "Classifier":
@@ -51,9 +50,8 @@ class Classifier:
         rule = "`model` must be functional, with one output: train any other by `model.fit`."
         check(isinstance(shape, tuple), rule, describe(model))
         outputs = None if "loss" in compiled else outputs_of(model)
-        layers = layers_of(model)
-        blocks = tuple(layer for layer in layers if isinstance(layer, Block))
-        return cls(model, compiled, outputs, class_names_of(model), _heads(model, layers), blocks)
+        takes_pixels = is_chain(model) and model.takes_pixels
+        return cls(model, compiled, outputs, class_names_of(model), takes_pixels, _heads(model))
 
 
 def _compiled(model):
@@ -73,9 +71,9 @@ def _compiled(model):
     return compiled
 
 
-def _heads(model, layers):
+def _heads(model):
     """Return the Dense layers with one output per class in the last layer before an activation."""
-    last = next(layer for layer in reversed(layers) if not isinstance(layer, ACTIVATIONS))
+    last = next(layer for layer in reversed(layers_of(model)) if not isinstance(layer, ACTIVATIONS))
     parts = sublayers(last) if isinstance(last, keras.layers.Layer) else []
     classes = model.output_shape[-1]
     return tuple(x for x in parts if isinstance(x, keras.layers.Dense) and x.units == classes)

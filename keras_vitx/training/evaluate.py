@@ -3,7 +3,7 @@
 import functools
 import math
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -18,15 +18,9 @@ from keras_vitx.data.sources.names import numbers_of
 from keras_vitx.outputs import class_names_of, outputs_of
 from keras_vitx.pixels import unpack_images
 from keras_vitx.text import shorten
-from keras_vitx.training.batches import (
-    labels_and_size,
-    length_of,
-    map_batches,
-    one_pass,
-    reads_in_turn,
-)
+from keras_vitx.training.batches import Batches, as_batches, labels_and_size, length_of
 from keras_vitx.training.devices import in_use
-from keras_vitx.training.devices.replicas import Replicate, copy_to_gpu, shard_of
+from keras_vitx.training.devices.replicas import Replicate, pass_of, shard_of
 from keras_vitx.training.source import SplitName, are_numbers, evaluation_split
 from keras_vitx.training.task import Task, task_of
 
@@ -116,21 +110,19 @@ class Evaluator(keras.Model):
         """
         # Under TensorFlow, the first `evaluate` does not reset the metrics of training.
         self.reset()
-        dataset = copy_to_gpu(shard_of(dataset, pad=True))
-        # Keras warns of a generator's end if it doesn't know it.
-        steps = length_of(dataset) if reads_in_turn(dataset) else None
+        batches = shard_of(as_batches(dataset), pad=True)
         try:
             results = self.evaluate(
-                one_pass(dataset),
-                steps=steps,
+                pass_of(batches),
+                steps=length_of(batches),  # Else Keras warns of its end.
                 verbose=verbose,
                 callbacks=[Replicate()],
                 return_dict=True,
             )
         finally:
             restore_variables(self)
-        if isinstance(dataset, ImageBatches) and dataset.unreadable and not self.count():
-            error = next(iter(dataset.unreadable.values()))
+        if isinstance(batches, ImageBatches) and batches.unreadable and not self.count():
+            error = min(batches.unreadable.values())
             raise OSError(f"no image of the data can be decoded: {error}")
         # Keras's own mean loss includes padding.
         results["loss"] = results.pop("loss_per_image")
@@ -219,7 +211,7 @@ def evaluate(
     if perturb is not None:
         replicas = in_use().replicas
         check(replicas == 1, "`perturb` must be None on several devices.", replicas)
-        batches = map_batches(batches, functools.partial(_perturb, perturb, order))
+        batches = batches.map(functools.partial(_perturb, perturb, order))
     normalize = restrict and outputs.kind == "softmax"
     evaluator = Evaluator(model, task.loss(), task.metrics(), order, normalize, flips)
     shows_progress = keras.config.is_interactive_logging_enabled() and sys.stdout.isatty()
@@ -232,13 +224,11 @@ def evaluate(
 
 
 def _predictions_of(
-    model: keras.Model, batches: Iterable, task: Task
+    model: keras.Model, batches: Batches, task: Task
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return all labels, and the probabilities of at least two classes."""
-    if isinstance(batches, keras.utils.PyDataset):
-        batches = map(batches.__getitem__, range(batches.num_batches))
     found = []
-    for images, labels, *weights in one_pass(batches):
+    for images, labels, *weights in pass_of(batches):
         outputs = ops.convert_to_tensor(model.predict_on_batch(images))
         values = ops.convert_to_numpy(task.outputs.probabilities(outputs))
         if values.shape[1] == 1:

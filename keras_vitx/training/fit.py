@@ -6,9 +6,7 @@ from typing import Any
 
 import keras
 
-from keras_vitx.outputs import is_chain
 from keras_vitx.training import recipes
-from keras_vitx.training.batches import stream_of
 from keras_vitx.training.callbacks import (
     AverageWeights,
     BestEpoch,
@@ -16,16 +14,12 @@ from keras_vitx.training.callbacks import (
     Validate,
     verbosity,
 )
-from keras_vitx.training.classifier import Classifier
-from keras_vitx.training.devices import check_devices
-from keras_vitx.training.devices.replicas import Replicate, copy_to_gpu, shard_of
+from keras_vitx.training.devices.replicas import Replicate, shard_of, stream_of
 from keras_vitx.training.prepare import (
-    apply_settings,
-    check_rates,
     compile_model,
+    make_distillation,
     match_head,
-    with_teacher,
-    with_users_optimizer,
+    prepare_model,
 )
 from keras_vitx.training.recipe import Recipe
 from keras_vitx.training.restart import Restart
@@ -88,26 +82,15 @@ def fit(
     recipe = recipes.get(recipe).replace(**settings)
     if output is not None:
         output = new_run(output, resume)
-    check_devices(model)
-    classifier = Classifier.of(model)
-    recipe = with_users_optimizer(classifier, recipe, settings)
-    apply_settings(model, recipe)
-    # A teacher, and a user's own `train_step`, take images.
-    is_own_step = type(model).train_step.__module__.startswith("keras_vitx.")
-    pixels = teacher is None and is_chain(model) and is_own_step
-    how_to_load |= {"class_weight": class_weight, "seed": seed, "pixels": pixels}
-    data = open_data(source, classifier, recipe, settings, **how_to_load)
+    classifier, recipe = prepare_model(model, recipe, settings)
+    how_to_load |= {"seed": seed, "pixels": teacher is None and classifier.takes_pixels}
+    data = open_data(source, classifier, recipe, settings, class_weight, **how_to_load)
     recipe, train = data.recipe, shard_of(data.train)
-    loss, of_task = None, {}
-    if data.task is not None:
-        loss, of_task = data.task.compiled(recipe.label_smoothing, data.class_weight)
     match_head(classifier, data.class_names)
-    distillation = with_teacher(classifier, teacher, recipe, data.class_names)
+    distillation = make_distillation(classifier, teacher, data)
     if distillation is not None:
         train = distillation.batches(train, model)
-    train = copy_to_gpu(train)
-    evaluator = compile_model(classifier, recipe, data.steps, loss, of_task, distillation)
-    check_rates(model, callbacks)
+    evaluator = compile_model(classifier, data, distillation, callbacks)
 
     first = [Replicate(), AverageWeights(), StopAtNonFinite()]
     if data.validation is not None:
@@ -122,13 +105,12 @@ def fit(
         write_run(output, record)
         if verbosity():
             print(f"Epochs from {initial_epoch + 1} on go to {output}.", flush=True)
-    stream = stream_of(train, data.steps, initial_epoch * data.steps)
     with best:
         history = model.fit(
-            stream,
+            stream_of(train, initial_epoch * data.steps),
             epochs=recipe.all_epochs,
             initial_epoch=initial_epoch,
-            steps_per_epoch=None if stream is train else data.steps,
+            steps_per_epoch=data.steps,
             callbacks=[*first, *callbacks, *last],
             shuffle=False,
             verbose=verbosity(verbose),

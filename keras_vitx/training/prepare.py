@@ -1,8 +1,8 @@
 """What training changes in a model before its first step, from its settings to its compilation."""
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Collection, Sequence
+from typing import Literal
 
 import keras
 import numpy as np
@@ -17,10 +17,11 @@ from keras_vitx.losses import PerHead
 from keras_vitx.outputs import ACTIVATIONS, class_names_of, is_chain, layers_of
 from keras_vitx.preprocessing import ModelInput
 from keras_vitx.training.classifier import Classifier
+from keras_vitx.training.devices import check_devices
 from keras_vitx.training.evaluate import Evaluator
 from keras_vitx.training.optimizer import OPTIMIZER, make_optimizer
 from keras_vitx.training.recipe import GROUPS, NAMES, Precision, Recipe
-from keras_vitx.training.source import are_numbers
+from keras_vitx.training.source import TrainingData, are_numbers
 from keras_vitx.training.targets import Distillation
 
 log = logging.getLogger(__name__)
@@ -28,6 +29,20 @@ log = logging.getLogger(__name__)
 RATES = NAMES[NAMES.index("learning_rate") : NAMES.index("cooldown_epochs")]
 OF_OPTIMIZER = (*RATES, *GROUPS["optimizer"])
 """The settings of the recipe's optimizer."""
+
+
+def prepare_model(
+    model: keras.Model, recipe: Recipe, fixed: Collection[str] = ()
+) -> tuple[Classifier, Recipe]:
+    """Apply a recipe to a model, and return what training needs to know of it, and the recipe.
+
+    With an optimizer of the user's, the recipe has its rate; settings in `fixed` must not be of it.
+    """
+    check_devices(model)
+    classifier = Classifier.of(model)
+    recipe = follow_optimizer(classifier, recipe, fixed)
+    apply_settings(model, recipe)
+    return classifier, recipe
 
 
 def apply_settings(model: keras.Model, recipe: Recipe) -> None:
@@ -135,30 +150,26 @@ def match_head(
     return "fresh"
 
 
-def with_teacher(
-    classifier: Classifier,
-    teacher: keras.Model | None,
-    recipe: Recipe,
-    class_names: Sequence[str] | None,
+def make_distillation(
+    classifier: Classifier, teacher: keras.Model | None, data: TrainingData
 ) -> Distillation | None:
     """Return the distillation from a teacher: `"hard"` unless the recipe sets a kind."""
+    recipe = data.recipe
     if teacher is None:
-        if recipe.distillation is not None:
-            raise ValueError("`teacher` must be a model, or `distillation` None. Received: None.")
+        rule = "`teacher` must be a model, or `distillation` None."
+        check(recipe.distillation is None, rule, None)
         return None
-    known = (class_names, classifier.class_names)
-    names = next((each for each in known if each and not are_numbers(each)), None)
-    own = class_names_of(teacher)
-    is_same = not (names and own) or tuple(names) == own or are_numbers(own)
+    known = (data.class_names, classifier.class_names)
+    names = next((names for names in known if names and not are_numbers(names)), None)
+    teachers = class_names_of(teacher)
+    is_same = not (names and teachers) or tuple(names) == teachers or are_numbers(teachers)
     rule = f"`teacher` must have the classes of the data, or the model, in order: {names}."
-    check(is_same, rule, own)
+    check(is_same, rule, teachers)
     kind = recipe.distillation or "hard"
     return Distillation(teacher, kind, recipe.temperature, recipe.distillation_weight)
 
 
-def with_users_optimizer(
-    classifier: Classifier, recipe: Recipe, fixed: Collection[str] = ()
-) -> Recipe:
+def follow_optimizer(classifier: Classifier, recipe: Recipe, fixed: Collection[str] = ()) -> Recipe:
     """Return a recipe with the rate and the accumulation of the optimizer that the user compiled.
 
     Raises a ValueError if settings in `fixed`, passed by the user, are those of an optimizer or a
@@ -169,13 +180,10 @@ def with_users_optimizer(
     ruled |= {"label_smoothing"} if "loss" in compiled else set()
     if recipe.warmup_epochs == 0:
         ruled -= {"warmup_epochs"}
-    if passed := [name for name in fixed if name in ruled]:
-        names = ", ".join(f"`{name}`" for name in passed)
-        kept = ", ".join(name for name in ("optimizer", "loss") if name in compiled)
-        raise ValueError(
-            f"`model` must not be compiled with an optimizer or a loss for {names}, which set the "
-            f"recipe's. Received: {kept}."
-        )
+    passed = ", ".join(f"`{name}`" for name in fixed if name in ruled)
+    kept = [name for name in ("optimizer", "loss") if name in compiled]
+    rule = f"`model` must not be compiled with an optimizer or a loss for {passed} of a recipe."
+    check(not passed, rule, ", ".join(kept))
     if "optimizer" not in compiled:
         return recipe
     optimizer = compiled["optimizer"]
@@ -189,47 +197,48 @@ def with_users_optimizer(
 
 def compile_model(
     classifier: Classifier,
-    recipe: Recipe,
-    steps: int,
-    loss: keras.losses.Loss | None,
-    of_task: Mapping[str, Any],
+    data: TrainingData,
     teacher: Distillation | None,
+    callbacks: Sequence[keras.callbacks.Callback],
 ) -> Evaluator:
-    """Compile a model, and return an `Evaluator` of it: the recipe's, unless the user's.
+    """Compile a model, and return an `Evaluator` of it: by the recipe, unless by the user.
 
-    `loss` is that of the evaluation, and `of_task` has the loss and metrics of the training.
+    Raises a ValueError if there is nothing to train, or callbacks set a rate that has a schedule.
     """
-    model, own = classifier.model, classifier.compiled
+    model, compiled, recipe = classifier.model, classifier.compiled, data.recipe
     check(bool(model.trainable_variables), "`model` must have a trainable variable.", model.name)
-    arguments = {**of_task, **own}
-    if "loss" not in own:
-        arguments["loss"].name = OPTIMIZER  # So that it is not the user's in a later run.
-    if teacher is not None and not isinstance(own.get("loss"), PerHead):
+    arguments = dict(compiled)
+    if data.task is not None:
+        loss = data.task.loss(recipe.label_smoothing, data.class_weight)
+        arguments = {"loss": loss, "metrics": data.task.metrics(), **compiled}
+    if teacher is not None and not isinstance(compiled.get("loss"), PerHead):
         arguments["loss"] = teacher.loss(model, arguments["loss"])
-        arguments["loss"].name = OPTIMIZER
-    if "optimizer" not in own:
-        optimizer = make_optimizer(model, recipe, steps)
+    if arguments["loss"] is not compiled.get("loss"):
+        arguments["loss"].name = OPTIMIZER  # So that it is not the user's in a later run.
+    if "optimizer" not in compiled:
+        optimizer = make_optimizer(model, recipe, data.steps)
         # Keras goes by the policy of the outer model alone.
         is_half = any(layer.compute_dtype == "float16" for layer in sublayers(model))
         scaled = keras.optimizers.LossScaleOptimizer
         arguments["optimizer"] = scaled(optimizer, name=OPTIMIZER) if is_half else optimizer
-    if taken := own.keys() & {"optimizer", "loss", "metrics", "weighted_metrics"}:
+    if taken := compiled.keys() & {"optimizer", "loss", "metrics", "weighted_metrics"}:
         name, names = type(arguments["optimizer"]).__name__, ", ".join(sorted(taken))
         log.warning("The model is compiled: its %s stay. The optimizer is %s.", names, name)
     # Again, if all is the user's: half precision scales the loss.
     model.compile(**arguments)
+    check_rates(model, callbacks)
     metrics = keras.tree.flatten([arguments.get("metrics"), arguments.get("weighted_metrics")])
     metrics = [metric for metric in metrics if metric is not None]
-    return Evaluator(model, own.get("loss", loss), metrics)
+    return Evaluator(model, compiled["loss"] if data.task is None else data.task.loss(), metrics)
 
 
 def check_rates(model: keras.Model, callbacks: Sequence[keras.callbacks.Callback]) -> None:
     """Raise a ValueError if callbacks set the rate of a compiled model, which has a schedule."""
     setters = (keras.callbacks.ReduceLROnPlateau, keras.callbacks.LearningRateScheduler)
-    found = [type(one).__name__ for one in callbacks if isinstance(one, setters)]
+    names = [type(callback).__name__ for callback in callbacks if isinstance(callback, setters)]
     is_fixed = isinstance(optimizer_of(model).get_config()["learning_rate"], dict)
     rule = "`callbacks` must not set a learning rate that has a schedule: compile the model first."
-    check(not (found and is_fixed), rule, found)
+    check(not (names and is_fixed), rule, names)
 
 
 def _permute(heads, order):

@@ -1,11 +1,11 @@
-"""The data of a training or an evaluation, opened once: sources, or own batches."""
+"""The data of a training or an evaluation, opened once: sources, or a user's own batches."""
 
 import functools
 import logging
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, Literal, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import keras
 import numpy as np
@@ -16,7 +16,7 @@ from keras_vitx.data.loading import ImageBatches, Loader
 from keras_vitx.data.sources.names import names_of
 from keras_vitx.preprocessing import ModelInput
 from keras_vitx.text import shorten
-from keras_vitx.training.batches import labels_and_size, length_of, map_batches, weigh
+from keras_vitx.training.batches import Batches, as_batches, labels_and_size, length_of, weigh
 from keras_vitx.training.classifier import Classifier
 from keras_vitx.training.devices import check_batch, in_use
 from keras_vitx.training.recipe import Recipe
@@ -24,9 +24,12 @@ from keras_vitx.training.task import Task, task_of
 
 log = logging.getLogger(__name__)
 SplitName = Literal["train", "validation", "test"]
+OF_PIPELINES = ("seed", "workers", "pixels")
+"""The arguments of `data.pipelines` that `fit` sets; others are those of `data.load_dataset`."""
 
 
-class TrainingData(NamedTuple):
+@dataclass(frozen=True)
+class TrainingData:
     """The batches of a training, and what its steps need to know of them.
 
     Attributes:
@@ -43,9 +46,9 @@ class TrainingData(NamedTuple):
     """
 
     recipe: Recipe
-    train: Any
-    validation: Any
-    test: Any
+    train: Batches
+    validation: Batches | None
+    test: Batches | None
     steps: int
     task: Task | None
     class_names: tuple[str, ...] | None
@@ -58,50 +61,85 @@ def open_data(
     classifier: Classifier,
     recipe: Recipe,
     fixed: Collection[str] = (),
-    *,
     class_weight: Mapping[Any, float] | None = None,
-    seed: int = 0,
-    workers: int = 0,
-    pixels: bool = False,
     **how_to_load: Any,
 ) -> TrainingData:
     """Open a source of `fit` for a model; settings in `fixed` are not adapted to it.
 
-    Your own batches stay as they are. The other arguments are those of `data.load_dataset` and
+    Your own batches stay as they are. `how_to_load` has arguments of `data.load_dataset` and
     `data.pipelines`.
     """
-    model = classifier.model
-    batches, held_out = own_batches(source), []
+    recipe, batches, held_out = open_batches(source, classifier, recipe, fixed, how_to_load)
+    names, train = batches.class_names, batches.train
+    check_names(names, classifier)
+    labels, size = labels_and_size(train)
+    recipe, steps = adapt_recipe(recipe, size, length_of(train), fixed)
+    task = check_labels(classifier, batches, labels)
+    weights = class_weight and label_weights(class_weight, names, classifier, task)
+    if weights and not (task and task.kind == "multi-label"):
+        train = train.map(functools.partial(weigh, np.array(weights, "float32")))
+        weights = None
+    return TrainingData(
+        recipe=recipe,
+        train=train,
+        validation=with_padding(batches.validation),
+        test=with_padding(batches.test),
+        steps=steps,
+        task=task,
+        class_names=names,
+        class_weight=weights,
+        held_out=held_out,
+    )
+
+
+def open_batches(
+    source: Any,
+    classifier: Classifier,
+    recipe: Recipe,
+    fixed: Collection[str],
+    how_to_load: Mapping[str, Any],
+) -> tuple[Recipe, data.Pipelines, list[str]]:
+    """Return the recipe for a source, its batches, and the names of what is held out."""
+    batches = user_batches(source)
     if batches is not None:
+        passed = how_to_load.keys() - {"seed", "pixels"}
         rule = "`validation_split`, `fraction` and `workers` must not be set for your own batches."
-        check(not how_to_load and not workers, rule, how_to_load or workers)
-    else:
-        how_to_load = {"validation_split": 0.1, **how_to_load}
-        dataset = data.load_dataset(source, seed=seed, **how_to_load)
-        check(dataset.train is not None, "`source` must have training images.", dataset.name)
-        recipe = recipe.for_images(dataset.train.size, fixed)
-        batches = data.pipelines(
-            dataset,
-            model,
-            recipe.part_of_batch,
-            augmentation=recipe.augmentation,
-            mixing=recipe.mixing,
-            validation_split=0,
-            seed=seed,
-            workers=workers,
-            pixels=pixels,
-        )
-        if dataset.held_out:
-            held_out = dataset.validation.names()
-    names, classes = batches.class_names or (), model.output_shape[-1]
+        check(not passed, rule, {name: how_to_load[name] for name in passed})
+        return recipe, batches, []
+    of_batches = {name: how_to_load[name] for name in OF_PIPELINES if name in how_to_load}
+    of_images = {name: value for name, value in how_to_load.items() if name not in OF_PIPELINES}
+    seed = how_to_load.get("seed", 0)
+    dataset = data.load_dataset(source, seed=seed, **{"validation_split": 0.1, **of_images})
+    check(dataset.train is not None, "`source` must have training images.", dataset.name)
+    recipe = recipe.for_images(dataset.train.size, fixed)
+    batches = data.pipelines(
+        dataset,
+        classifier.model,
+        recipe.part_of_batch,
+        augmentation=recipe.augmentation,
+        mixing=recipe.mixing,
+        validation_split=0,
+        **of_batches,
+    )
+    return recipe, batches, dataset.validation.names() if dataset.held_out else []
+
+
+def check_names(names: Sequence[str] | None, classifier: Classifier) -> None:
+    """Raise a ValueError if a model has more outputs than there are classes, which have names."""
+    names, classes = names or (), classifier.model.output_shape[-1]
     # `pipelines` raises an error for more classes than outputs.
     fits = len(names) in (0, classes) or classes == 1 or are_numbers(names)
     rule = f"`model` must have classes={len(names)} for the classes {shorten(names)}."
     check(fits, rule, classes)
-    train, steps = batches.train, recipe.steps_per_epoch or length_of(batches.train)
-    check(steps is not None, "`steps_per_epoch` must be set for batches of unknown number.", steps)
-    labels, size = labels_and_size(train)
+
+
+def adapt_recipe(
+    recipe: Recipe, size: int, length: int | None, fixed: Collection[str]
+) -> tuple[Recipe, int]:
+    """Return the recipe for batches of a size, and their number per epoch."""
     check_batch(size, in_use())
+    steps = recipe.steps_per_epoch or length
+    check(steps is not None, "`steps_per_epoch` must be set for batches of unknown number.", steps)
     size *= recipe.accumulate_steps
     if recipe.base_batch_size and "batch_size" not in fixed:
         # The learning rate follows the actual batch size.
@@ -109,34 +147,33 @@ def open_data(
     updates = recipe.all_epochs * steps // recipe.accumulate_steps
     text = "%d updates: %d epochs of %d batches, %d images per update, learning rate up to %.2g."
     log.info(text, updates, recipe.all_epochs, steps, size, recipe.peak)
-    validation, test = map(with_weights, (batches.validation, batches.test))
-    task = None
-    if classifier.outputs is not None:
-        for each in (train, validation, test):
-            if isinstance(each, ImageBatches):  # All labels must fit.
-                task_of(classifier.outputs, each.split.labels)
-        task = task_of(classifier.outputs, labels)
-    weights = None
-    if class_weight is not None:
-        classes = max(model.output_shape[-1], 2)
-        weights = weights_by_label(class_weight, batches.class_names, classes)
-        kind = task and task.kind
-        check(kind != "regression", "`class_weight` must be None for regression.", class_weight)
-        if kind == "multi-label":
-            rule = "`class_weight` must be None for several labels per image and a compiled loss."
-            check("loss" not in classifier.compiled, rule, class_weight)
-        else:
-            train = map_batches(train, functools.partial(weigh, np.array(weights, "float32")))
-            weights = None
-    return TrainingData(
-        recipe, train, validation, test, steps, task, batches.class_names, weights, held_out
-    )
+    return recipe, steps
 
 
-def weights_by_label(
-    weights: Mapping[Any, float], class_names: Sequence[str] | None, classes: int
+def check_labels(
+    classifier: Classifier, batches: data.Pipelines, labels: np.ndarray
+) -> Task | None:
+    """Return the task of some labels, which all labels of a source must fit.
+
+    It is None for a model that was compiled with a loss.
+    """
+    if classifier.outputs is None:
+        return None
+    for split in (batches.train, batches.validation, batches.test):
+        if isinstance(split, ImageBatches):
+            task_of(classifier.outputs, split.split.labels)
+    return task_of(classifier.outputs, labels)
+
+
+def label_weights(
+    weights: Mapping[Any, float],
+    class_names: Sequence[str] | None,
+    classifier: Classifier,
+    task: Task | None,
 ) -> tuple[float, ...]:
     """Return the weight of each label, from weights by label or name; others weigh 1."""
+    kind, classes = task and task.kind, max(classifier.model.output_shape[-1], 2)
+    check(kind != "regression", "`class_weight` must be None for regression.", weights)
     label_of = {name: label for label, name in enumerate(class_names or ())}
     by_label = {label_of.get(key, key): float(weight) for key, weight in weights.items()}
     unknown = by_label.keys() - set(range(classes))
@@ -145,23 +182,25 @@ def weights_by_label(
     return tuple(by_label.get(label, 1.0) for label in range(classes))
 
 
-def own_batches(source: Any) -> data.Pipelines | None:
-    """Return own batches, also (train, validation[, test]); None for a source to load.
+def user_batches(source: Any) -> data.Pipelines | None:
+    """Return a user's batches, also (train, validation[, test]); None for a source to load.
 
     Raises a ValueError for an iterator, which can be read only once.
     """
     rule = "`source` must not be an iterator, which ends after one epoch: pass a `PyDataset`."
     check(not isinstance(source, Iterator), rule, type(source).__name__)
-    if isinstance(source, data.Pipelines):
-        return source
     several = isinstance(source, (tuple, list)) and len(source) in (2, 3)
-    if several and all(map(is_batches, source)):
-        train, validation, test, *_ = *source, None
-        return data.Pipelines(train, validation, test=test)
-    if not is_batches(source):
+    if isinstance(source, data.Pipelines):
+        splits, names = (source.train, source.validation, source.test), source.class_names
+    elif several and all(map(is_batches, source)):
+        splits, names = (*source, None), None
+    elif is_batches(source):
+        # As Keras's from directories have them.
+        splits, names = (source, None, None), getattr(source, "class_names", None)
+    else:
         return None
-    names = getattr(source, "class_names", None)  # As Keras's from directories have them.
-    return data.Pipelines(source, class_names=names and names_of(names))
+    splits = [split if split is None else as_batches(split) for split in splits]
+    return data.Pipelines(*splits[:2], names and names_of(names), test=splits[2])
 
 
 def is_batches(source: Any) -> bool:
@@ -176,7 +215,7 @@ def are_numbers(class_names: Sequence[str]) -> bool:
     return list(class_names) == [str(i) for i in range(len(class_names))]
 
 
-def with_weights(batches: Any) -> Any:
+def with_padding(batches: Batches | None) -> Batches | None:
     """Return evaluation batches in which what can't be decoded, and padding, has weight 0."""
     if not isinstance(batches, ImageBatches) or batches.loader.seed is not None:
         return batches
@@ -190,23 +229,23 @@ def evaluation_split(
     batch_size: int,
     crop_ratio: float | None = None,
     pixels: bool = False,
-) -> tuple[str, Any, tuple[str, ...] | None]:
+) -> tuple[str, Batches, tuple[str, ...] | None]:
     """Return the name of a split, its images as batches in fixed order, and the class names."""
-    is_single, batches = is_batches(source), own_batches(source)
+    is_single, batches = is_batches(source), user_batches(source)
     rule = "`crop_ratio` must be None for cropped batches."
     check(crop_ratio is None or batches is None, rule, crop_ratio)
     if is_single:
         check(split is None, "`split` must be None for your own batches.", split)
-        return "batches", source, batches.class_names
+        return "batches", batches.train, batches.class_names
     opened = data.load_dataset(source, validation_split=0) if batches is None else batches
     splits = [n for n in ("test", "validation", "train") if getattr(opened, n) is not None]
     check(split in (None, *splits), f"`split` must be one of {', '.join(splits)}.", split)
     split = split or splits[0]
-    found = getattr(opened, split)
+    images = getattr(opened, split)
     if batches is None:
         inputs, strict = ModelInput.of(model), opened.strict
         if crop_ratio is not None:
             preprocessing = inputs.preprocessing.replace(crop_ratio=crop_ratio)
             inputs = replace(inputs, preprocessing=preprocessing)
-        found = ImageBatches(Loader(found, inputs, batch_size, strict=strict), pixels)
-    return split, with_weights(found), opened.class_names
+        images = ImageBatches(Loader(images, inputs, batch_size, strict=strict), pixels)
+    return split, with_padding(images), opened.class_names

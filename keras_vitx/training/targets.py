@@ -15,7 +15,7 @@ from keras_vitx.losses import PerHead, SmoothedCrossentropy, SoftDistillation
 from keras_vitx.outputs import describe, is_chain, outputs_of
 from keras_vitx.pixels import unpack_images
 from keras_vitx.preprocessing import ModelInput, Preprocessing
-from keras_vitx.training.batches import map_batches
+from keras_vitx.training.batches import Batches, as_batches
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,8 @@ class Distillation:
     distillation = Distillation(teacher)
     loss = distillation.loss(model, SmoothedCrossentropy(0.1))
     model.compile("adamw", loss, metrics=["accuracy"])
-    model.fit(distillation.batches(batches.train, model), validation_data=batches.validation)
+    taught = distillation.batches(batches.train, model)
+    model.fit(taught.stream(), epochs=3, steps_per_epoch=len(batches.train))
     ```
 
     Accuracy, and the loss in evaluation, use the labels alone.
@@ -85,7 +86,7 @@ class Distillation:
             {"head": 1 - self.weight, name: self.weight},
         )
 
-    def batches(self, batches: Iterable, student: keras.Model) -> keras.utils.PyDataset:
+    def batches(self, batches: Iterable, student: keras.Model) -> Batches:
         """Return `batches` with the teacher's targets, as labels `{"head": ..., name: ...}`.
 
         The name is `"head_dist"` for a student with a distillation token, else `"teacher"`. The
@@ -125,7 +126,7 @@ class Distillation:
             outputs = outputs_of(self.teacher)
             is_sigmoid = outputs.kind == "sigmoid"
             check(not is_sigmoid, "`teacher` must return logits or a softmax.", outputs.kind)
-        return map_batches(batches, teach)
+        return as_batches(batches).map(teach)
 
 
 def _label_name(student: keras.Model) -> str:

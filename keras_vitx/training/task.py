@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import keras
 import numpy as np
@@ -56,13 +56,6 @@ class Task:
         }[self.kind]
         has_top_5 = top_k is not None and self.outputs.classes > 5
         return [accuracy(name), *([top_k(5, "top_5_accuracy")] if has_top_5 else [])]
-
-    def compiled(
-        self, label_smoothing: float, class_weight: Sequence[float] | None = None
-    ) -> tuple[keras.losses.Loss, dict[str, Any]]:
-        """Return the loss of evaluation, and the loss and metrics for `model.compile`."""
-        loss = self.loss(label_smoothing, class_weight)
-        return self.loss(), {"loss": loss, "metrics": self.metrics()}
 
 
 def task_of(outputs: Outputs, labels: ArrayLike) -> Task:

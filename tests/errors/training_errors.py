@@ -104,7 +104,7 @@ ERRORS = {
         "`callbacks` must not set ...ReduceLROnPlateau": lambda: fit(
             TRAIN, callbacks=[keras.callbacks.ReduceLROnPlateau()]
         ),
-        "`model` must not be compiled ... `learning_rate`, ... Received: optimizer": lambda: fit(
+        "`model` must not be compiled ... `learning_rate` ... Received: 'optimizer'": lambda: fit(
             TRAIN, compiled(small(), optimizer="sgd")
         ),
         "... for `label_smoothing`": lambda: kv.fit(

@@ -6,6 +6,7 @@ metrics over all processes; PyTorch and TensorFlow need different random numbers
 """
 
 import functools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -14,7 +15,7 @@ import numpy as np
 from keras_vitx.data.augmentation.mixing import shard_of_batch
 from keras_vitx.data.loading import ImageBatches
 from keras_vitx.keras_internals import sublayers
-from keras_vitx.training.batches import map_batches
+from keras_vitx.training.batches import Batches
 from keras_vitx.training.devices import Devices, check_batch, copies_of, in_use
 from keras_vitx.training.optimizer import averages_of
 
@@ -25,7 +26,7 @@ SEED_STATE = "seed_generator_state"
 COPIED = ("uint8", "int32", "int64", "float32", "bool")
 
 
-def shard_of(batches: Any, pad: bool = False) -> Any:
+def shard_of(batches: Batches, pad: bool = False) -> Batches:
     """Return the batches of this process, each a shard of a whole batch.
 
     With `pad`, for evaluation, a batch that the devices don't divide is padded with copies of its
@@ -39,7 +40,7 @@ def shard_of(batches: Any, pad: bool = False) -> Any:
     if backend == "torch" and is_training and batches.batch_size % (2 * devices.processes) == 0:
         # Only these images are loaded.
         return batches.replace(shard=(devices.process, devices.processes))
-    return map_batches(batches, lambda index, batch: rows_of(batch, devices, pad))
+    return batches.map(lambda index, batch: rows_of(batch, devices, pad))
 
 
 def rows_of(batch: tuple, devices: Devices, pad: bool = False) -> tuple:
@@ -60,35 +61,48 @@ def rows_of(batch: tuple, devices: Devices, pad: bool = False) -> tuple:
     return keras.tree.map_structure(lambda array: array[rows], batch)
 
 
-def copy_to_gpu(batches: Any) -> Any:
-    """Return batches that a stream of their own copies to the GPU (PyTorch).
+def stream_of(batches: Batches, step: int) -> Any:
+    """Return endless training batches from a step on, as `model.fit` reads them."""
+    return begin(functools.partial(copy_to_gpu(batches).stream, step))
 
-    The copies run beside the step before, while Keras's would make the host wait for it. Others
-    stay as they are: in the threads of Keras's workers, another GPU may be the current one.
+
+def pass_of(batches: Batches) -> Any:
+    """Return batches that are read once, as `model.evaluate` reads them."""
+    return begin(functools.partial(iter, copy_to_gpu(batches)))
+
+
+def begin(read: Callable[[], Iterator[tuple]]) -> Any:
+    """Return `read()`, or, for replicas of TensorFlow, a `tf.data.Dataset` that calls it.
+
+    Keras would lose the batch that it reads there before it begins.
     """
-    if keras.backend.backend() != "torch" or not isinstance(batches, keras.utils.PyDataset):
+    if not _runs("tensorflow"):
+        return read()
+    import tensorflow as tf
+
+    first = next(read())
+    spec = keras.tree.map_structure(lambda x: tf.TensorSpec((None, *x.shape[1:]), x.dtype), first)
+    return tf.data.Dataset.from_generator(read, output_signature=spec).prefetch(tf.data.AUTOTUNE)
+
+
+def copy_to_gpu(batches: Batches) -> Batches:
+    """Return batches that are copied to the GPU (PyTorch) without the host waiting, as in Keras."""
+    if keras.backend.backend() != "torch":
         return batches
     import torch
 
-    if batches.workers > 1 or batches.use_multiprocessing or not torch.cuda.is_available():
+    if not torch.cuda.is_available():
         return batches
-    copy = functools.partial(copy_array, stream=torch.cuda.Stream())
-    return map_batches(
-        batches, lambda index, batch: keras.tree.map_structure(copy, batch, none_is_leaf=False)
-    )
+    return batches.map(lambda index, batch: keras.tree.map_structure(copy_array, batch))
 
 
-def copy_array(value: Any, stream: Any) -> Any:
-    """Return a copy of an array on the current GPU, made in a stream."""
+def copy_array(value: Any) -> Any:
+    """Return a copy of an array on the current GPU."""
     import torch
 
     if not isinstance(value, np.ndarray) or value.dtype not in COPIED:
         return value
-    with torch.cuda.stream(stream):
-        copy = torch.from_numpy(value).pin_memory().to("cuda", non_blocking=True)
-    torch.cuda.current_stream().wait_stream(stream)
-    copy.record_stream(torch.cuda.current_stream())
-    return copy
+    return torch.from_numpy(value).pin_memory().to("cuda", non_blocking=True)
 
 
 class Replicate(keras.callbacks.Callback):
