@@ -63,8 +63,8 @@ def cells(options):
     counts = (2,) if toy else (256, 64)
     yield {"cell": "ceilings", "toy": toy}
     recomputed = [{"remat": "products"}, {"remat": True}]
-    ways = {"jax": [{"scan": True}, *recomputed], "torch": [] if toy else [{"compile": True}]}
-    for count, way in itertools.product(counts, ({}, *ways.get(backend(), recomputed))):
+    ways = ([] if toy else [{"compile": True}]) if backend() == "torch" else recomputed
+    for count, way in itertools.product(counts, ({}, *ways)):
         for name in names:
             yield {"cell": "step", "model": name, "batch": count, **way}
             if name in TIMM and backend() == "torch":
@@ -352,7 +352,7 @@ def compiled(model, jit_compile="auto"):
     return model
 
 
-def step(model, batch, without=None, float32=None, scan=None, compile=False, **arguments):
+def step(model, batch, without=None, float32=None, compile=False, **arguments):
     """Return the time and the peak memory of a training step of a model of ours."""
     import keras
 
@@ -363,7 +363,6 @@ def step(model, batch, without=None, float32=None, scan=None, compile=False, **a
         precision_of_products(float32)
     with plain(without):
         model = compiled(kv.create_model(model, **arguments), compile or "auto")
-        model.scan = scan
         data = as_tensors(batch_of(model, batch))
         milliseconds = 1000 * seconds(lambda: model.train_on_batch(*data), 10 if batch > 8 else 1)
     memory, macs = peak_memory(), kv.count_macs(model)

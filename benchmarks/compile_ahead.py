@@ -6,10 +6,10 @@
         --models ViT_S --cells v5e/step/mixed_bfloat16/{256,64} v5e-4/step/mixed_bfloat16/256
     python benchmarks/compile_ahead.py --output results.jsonl --models   # the tables only
 
-A cell is DEVICE/WORK/PRECISION/BATCH, with /products or /remat for what is recomputed, or /scan for
-blocks as one loop. DEVICE is v5e, v5e-4 (each has all weights), v5e-4-shards (each has a part),
-h100 or cpu; WORK is step (of training) or inference; BATCH counts the images of all devices. Each
-is compiled in a process of its own, in one to five minutes; what `--output` has is skipped.
+A cell is DEVICE/WORK/PRECISION/BATCH, with /products or /remat for what is recomputed. DEVICE is
+v5e, v5e-4 (each has all weights), v5e-4-shards (each has a part), h100 or cpu; WORK is step (of
+training) or inference; BATCH counts the images of all devices. Each is compiled in a process of its
+own, in one to five minutes; what `--output` has is skipped.
 
 `flops` are those of products and convolutions as traced, without cuDNN's attention on an h100,
 `memory` the bytes of a device, `moved` those that kernels read and write in padded layouts,
@@ -36,7 +36,7 @@ PRECISIONS = "mixed_bfloat16", "float32", "mixed_float16"
 CELLS = [  # Those that decide come first. A TPU has no float16.
     f"{device}/{work}/{precision}/{batch}{remat}"
     for precision in PRECISIONS
-    for remat in ("", "/products", "/remat", "/scan")
+    for remat in ("", "/products", "/remat")
     for work in ("step", "inference")
     for batch in ("256", "64")
     for device in ("v5e", "h100", "v5e-4", "v5e-4-shards")
@@ -121,7 +121,6 @@ def measure(name, cell, directory):
     keras.config.set_dtype_policy(precision)
     model = kv.create_model(name, drop_path=0.1)
     model.remat = {"/products": "products", "/remat": True}.get(how, False)
-    model.scan = how == "/scan"
     function, state, data = work_of(model, work, int(batch))
     layouts = layouts_of(device, (state, data))
     kind = {"h100": "gpu", "cpu": "cpu"}.get(device, "tpu")
@@ -205,7 +204,7 @@ def flops_of(jaxpr):
         for value in params.values():
             for one in value if isinstance(value, (list, tuple)) else [value]:
                 if hasattr(getattr(one, "jaxpr", one), "eqns"):
-                    total += (params["length"] if name == "scan" else 1) * flops_of(one)
+                    total += flops_of(one)
     return total
 
 

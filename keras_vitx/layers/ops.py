@@ -172,21 +172,16 @@ def checkpoint_name(x):
     return x
 
 
-def use_scan(scan):
-    """Return whether training runs identical blocks as one loop; `scan` is as in `Chain`."""
-    return False
+def least_remat(remat, x):
+    """Return what a training pass on `x` recomputes; `remat` is as in `Chain`."""
+    return remat
 
 
-def program(function, *inputs):
-    """Return a description of `function` that equals another's only if both compute the same."""
-    return object()
-
-
-def remat(function, mode, in_loop=False):
+def remat(function, mode):
     """Return `function`, of which the backward pass recomputes what `mode` does not save.
 
     True saves the inputs, and `"products"`, under JAX, also products with weights and what
-    `checkpoint_name` marks. `in_loop` tells that the function is the body of a scan.
+    `checkpoint_name` marks.
     """
     return keras.remat(function)
 
@@ -208,7 +203,7 @@ KERNELS = {
     ),
     "jax": (
         *("call", "fused_attention", "mix_heads", "convolve_maps", "depthwise_conv", "gelu"),
-        *("checkpoint_name", "use_scan", "program", "remat"),
+        *("checkpoint_name", "least_remat", "remat"),
     ),
 }
 

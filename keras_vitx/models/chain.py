@@ -74,7 +74,6 @@ class ImageModel(keras.Model):
         family: str | None = None,
         preprocessing: Preprocessing | dict[str, Any] | None = None,
         class_names: Sequence[str] | None = None,
-        scan: bool | None = None,
         remat: Remat = False,
         size: str | None = None,
         arguments: str | None = None,
@@ -92,7 +91,6 @@ class ImageModel(keras.Model):
         if preprocessing is not None:
             self.preprocessing = preprocessing
         self.class_names = class_names
-        self.scan = scan
         self.remat = remat
         self.size = size
         # Text, as Keras would read names of classes in a dictionary of the config.
@@ -156,7 +154,7 @@ class ImageModel(keras.Model):
 
     def run(self, layers: Sequence[keras.layers.Layer], x: Tensor, training: bool | None) -> Any:
         """Run layers of the model on images or on the output of the layer before."""
-        about = bool(training), self.scan, self.remat, self.compute_dtype, self.compiles_blocks
+        about = bool(training), self.remat, self.compute_dtype, self.compiles_blocks
         x, losses = depth.run(layers, x, *about)
         for loss in losses:
             # `add_loss` of a functional model raises.
@@ -197,7 +195,6 @@ class ImageModel(keras.Model):
             "family": self.family,
             "preprocessing": preprocessing and preprocessing.to_dict(),
             "class_names": self.class_names and list(self.class_names),
-            "scan": self.scan,
             "remat": self.remat,
         }
 
@@ -209,6 +206,7 @@ class ImageModel(keras.Model):
             for name, value in config.items()
         }
         trainable = arguments.pop("trainable", True)
+        arguments.pop("scan", None)  # Of files written before blocks were calls.
         model = cls(**arguments)
         # The layers say what is frozen in them, also in a model that is frozen as a whole.
         flags = [(layer, layer.trainable) for layer in sublayers(model)[1:]]
@@ -243,13 +241,10 @@ class Chain(MultiHeadTraining, ImageModel):
         preprocessing: Preprocessing of the images: a `Preprocessing`, or a dictionary of
             its attributes.
         class_names: Names of the classes, in the order of the outputs.
-        scan: Whether training runs identical blocks as one loop (JAX only); None on a CPU
-            only, where that is faster. The results are the same. The loop saves no more than
-            `remat="products"` does.
-        remat: What training recomputes in the backward pass, to save memory: nothing;
-            `"products"`, all but products with weights and the outputs of attention (under
-            JAX, elsewhere as True); True, all but the inputs of layers, at the cost of one more
-            forward pass.
+        remat: What training recomputes in the backward pass, to save memory: nothing (under JAX on
+            a CPU `"products"`, where that is faster); `"products"`, all but products with weights
+            and the outputs of attention (under JAX, elsewhere as True); True, all but the inputs of
+            layers, at the cost of one more forward pass.
         size: Name of the constructor that made the model, which a weights file states.
         arguments: The arguments of the constructor, as JSON.
         images: Arguments of the `keras.Input`, such as `name`, `batch_size` and `dtype`.
@@ -265,7 +260,6 @@ class Chain(MultiHeadTraining, ImageModel):
         family: str | None = None,
         preprocessing: Preprocessing | dict[str, Any] | None = None,
         class_names: Sequence[str] | None = None,
-        scan: bool | None = None,
         remat: Remat = False,
         size: str | None = None,
         arguments: str | None = None,
@@ -284,7 +278,7 @@ class Chain(MultiHeadTraining, ImageModel):
         x = input_tensor
         for layer in layers:
             x = layer(x)
-        about = (family, preprocessing, class_names, scan, remat, size, arguments, dtype, name)
+        about = (family, preprocessing, class_names, remat, size, arguments, dtype, name)
         super().__init__(input_tensor, x, *about)
 
     @property

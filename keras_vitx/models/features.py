@@ -71,7 +71,6 @@ def features(
         prefix_tokens=prefix_tokens,
         family=chain.family,
         preprocessing=chain.preprocessing,
-        scan=chain.scan,
         remat=chain.remat,
         name=name or f"{chain.name}_features",
     )
@@ -103,9 +102,8 @@ class PatchMap(Layer):
 class Features(ImageModel):
     """The feature maps of chosen blocks; see `features`, which makes one from a network.
 
-    Like a `Chain`, it is a functional model, it is serialized as its list of layers, and under
-    JAX it trains as one loop over the blocks between two maps. If `trainable` is false, it
-    runs in inference mode in training, too.
+    Like a `Chain`, it is a functional model, and is serialized as its list of layers. If
+    `trainable` is false, it runs in inference mode in training, too.
 
     Args:
         layers: The layers up to the last chosen block.
@@ -114,7 +112,7 @@ class Features(ImageModel):
         norm: A norm of the tokens before they become a map, or None.
         prefix_tokens: Whether the outputs are all tokens instead of maps.
         images: Arguments of the `keras.Input`.
-        **kwargs: As in `Chain`, such as `preprocessing`, `scan`, `remat` and `name`.
+        **kwargs: As in `Chain`, such as `preprocessing`, `remat` and `name`.
     """
 
     def __init__(

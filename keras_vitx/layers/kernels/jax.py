@@ -4,10 +4,9 @@ import functools
 
 import jax
 import keras
-import numpy as np
 from jax import ad_checkpoint
 from jax import numpy as jnp
-from jax.extend import core
+from jax.experimental.xla_metadata import set_xla_metadata
 
 from keras_vitx.layers import ops
 from keras_vitx.layers.kernels.tensorflow import mix_heads as mix_columns
@@ -117,90 +116,40 @@ def fused_attention(query, key, value, mask=None, training=False):
     return checkpoint_name(keras.ops.transpose(y, (0, 2, 1, 3)))
 
 
-def use_scan(scan):
-    """Scan on a CPU, where a step takes half the time; accelerators would move more bytes."""
-    return on_cpu() if scan is None else scan
+def least_remat(remat, x):
+    """Save products only, in a compiled step: `remat` says why. CPU."""
+    return remat or (on_cpu() and isinstance(x, jax.core.Tracer) and "products")
 
 
-def program(function, *inputs):
-    """Return the traced program of `function`, with its constants, to compare. All devices.
+def remat(function, mode):
+    """Recompute elementwise operations alone, of `"products"`. All devices.
 
-    `inputs` have shapes and dtypes. A gradient that an operation defines is no part of its jaxpr:
-    where there is one, the gradient is traced, too.
+    On a CPU, `function` is a call that XLA does not inline. Else its fusion evaluates the residual
+    chain of all later blocks again for every weight (CaiT_XXS24: 5,974 ms per step, now 1,200).
     """
-    inputs = jax.tree.map(
-        lambda one: jax.ShapeDtypeStruct(tuple(one.shape), one.dtype),
-        inputs,
-        is_leaf=lambda one: hasattr(one, "shape"),
-    )
-    traced = jax.make_jaxpr(function)(*inputs)
-    if "custom_" in str(traced.jaxpr):
-        traced = jax.make_jaxpr(functools.partial(value_and_gradient, function))(*inputs)
-    return comparable(traced)
-
-
-def value_and_gradient(function, *inputs):
-    """Return the outputs of `function`, and the gradient of the floating ones by such inputs."""
-    leaves, structure = jax.tree.flatten(inputs)
-    pairs = [(leaf, jnp.issubdtype(leaf.dtype, jnp.floating)) for leaf in leaves]
-
-    def of_floats(floats):
-        floats = iter(floats)
-        values = [next(floats) if is_one else leaf for leaf, is_one in pairs]
-        outputs = jax.tree.leaves(function(*jax.tree.unflatten(structure, values)))
-        return [y for y in outputs if jnp.issubdtype(y.dtype, jnp.floating)], outputs
-
-    floats = [leaf for leaf, is_one in pairs if is_one]
-    y, pull, outputs = jax.vjp(of_floats, floats, has_aux=True)
-    return outputs, pull([jnp.ones_like(one) for one in y])
-
-
-def comparable(value, names=None):
-    """Return a traced program, or a part of it, as a tuple that equals an equal program's.
-
-    The tuple keeps the functions in it alive, so that no other one gets their address. Of an
-    operation with a gradient of its own, the functions are left out: `program` traces it. The
-    lowered text is the same for two callbacks, and takes 2.6 times as long (CaiT_XXS24).
-    """
-    if isinstance(value, (core.ClosedJaxpr, core.Jaxpr)):
-        # From JAX 0.12 on, both are one class.
-        constants = comparable(list(getattr(value, "consts", ())))
-        value, names, steps = getattr(value, "jaxpr", value), {}, []
-        inputs = comparable([*value.constvars, *value.invars], names)
-        for step in value.eqns:
-            params = step.params
-            if step.primitive.name.startswith("custom_"):
-                kinds = (core.ClosedJaxpr, core.Jaxpr, tuple, int)
-                params = {name: one for name, one in params.items() if isinstance(one, kinds)}
-            variables = comparable([step.invars, step.outvars], names)
-            steps.append((step.primitive, variables, comparable(params)))
-        return constants, inputs, tuple(steps), comparable(value.outvars, names)
-    if isinstance(value, core.Literal):
-        return comparable(value.val), value.aval
-    if isinstance(value, core.Var):
-        return names.setdefault(value, len(names)), value.aval
-    if isinstance(value, dict):
-        return tuple((name, comparable(one, names)) for name, one in value.items())
-    if isinstance(value, (list, tuple)):
-        return tuple(comparable(one, names) for one in value)
-    if isinstance(value, jax.core.Tracer):
-        return id(value)
-    if isinstance(value, float) or hasattr(value, "__array__"):
-        is_plain = not jnp.issubdtype(jnp.result_type(value), jax.dtypes.extended)
-        content = np.asarray(value).tobytes() if is_plain else object()
-        return np.shape(value), jnp.result_type(value), content
-    return value
-
-
-def remat(function, mode, in_loop=False):
-    """Recompute elementwise operations alone, of `"products"`. All devices."""
     policies = jax.checkpoint_policies
     products = policies.dots_with_no_batch_dims_saveable
     policy = policies.save_from_both_policies(products, policies.save_only_these_names(SAVED))
-    # Outside a loop, XLA would find that what is recomputed was computed before.
-    return jax.checkpoint(
-        function, policy=policy if mode == "products" else None, prevent_cse=not in_loop
+    # Without a call, XLA would find that what is recomputed was computed before.
+    function = jax.checkpoint(
+        function, policy=policy if mode == "products" else None, prevent_cse=not on_cpu()
     )
+    return call_alone(function) if on_cpu() else function
+
+
+def call_alone(function):
+    """Return `function` as a call that XLA does not inline, unlike calls in it."""
+
+    @jax.jit
+    def inner(*inputs):
+        with set_xla_metadata(inlineable="true"):
+            return function(*inputs)
+
+    def call(*inputs):
+        with set_xla_metadata(inlineable="false"):
+            return inner(*inputs)
+
+    return call
 
 
 def checkpoint_name(x):
