@@ -1,6 +1,6 @@
 """Quantize an exported ONNX file to int8 with ONNX Runtime, and compare before and after.
 
-    python examples/quantize_onnx.py [SOURCE]
+    python examples/quantize_onnx.py [SOURCE [SIZE]]
 
 Dynamic: the ranges of activations are measured for each batch, so that the images of a batch
 change each other's outputs. Static: they are fixed, here on photographs. `reduce_range` gives
@@ -63,7 +63,8 @@ def classes_of(file, images):
 
 
 if __name__ == "__main__":
-    model, file = kv.ConViT_Mini(weights="cifar10"), Path("float32.onnx")
+    size = sys.argv[2] if len(sys.argv) > 2 else "ConViT_Mini"
+    model, file = kv.create_model(size, weights="cifar10"), Path("float32.onnx")
     kv.export(model, file, overwrite=True)
     if len(sys.argv) > 1:
         source = kv.data.load_dataset(sys.argv[1])

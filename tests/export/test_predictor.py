@@ -1,6 +1,7 @@
 """`kv.predictor`: images in, names out, from several threads."""
 
 import copy
+import io
 import multiprocessing
 import pickle
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
@@ -99,5 +100,8 @@ def test_a_predictor_of_a_plain_model_travels():
     expected = answers(classify, images)
     assert answers(pickle.loads(pickle.dumps(classify)), images) == expected
     assert answers(copy.deepcopy(classify), images) == expected
+    joblib, file = pytest.importorskip("joblib"), io.BytesIO()
+    joblib.dump(classify, file)
+    assert answers(joblib.load(file), images) == expected
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         assert pool.submit(answers, classify, images).result() == expected
