@@ -41,6 +41,7 @@ app = App("keras-vitx", help=HELP, group_parameters=OTHER, **PLAIN)
 app.meta.help_flags = app.meta.version_flags = ()
 
 SKIP = {"callbacks", "charts", "images", "name", "names", "path", "paths", "perturb", "predictions"}
+SKIP |= {"about"}
 SHELL_TYPES = (bool, float, str, tuple, NoneType, Literal, Sequence)
 FIRST = {"epochs", "batch_size", "learning_rate", "augmentation"}
 OPTIONS: set[str] = set()  # The names in Python of those of the command that runs.
@@ -275,10 +276,8 @@ def explore(
 ) -> None:
     """Write an HTML page that shows where a model looks."""
     files, network = files_of(images), open_model(model, weights)
-    try:
-        page = kv.analysis.explore(network, files, output, **options)
-    except IndexError as error:
-        raise ValueError(f"--blocks and --heads must be the model's, from 0: {error}.") from error
+    options["about"] = ", ".join({model, weights} - {network.size, "none", None})
+    page = kv.analysis.explore(network, files, output, **options)
     print(f"Wrote {page}, {page.stat().st_size / 1e6:.1f} MB.")
 
 

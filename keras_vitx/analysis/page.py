@@ -19,9 +19,10 @@ import numpy as np
 from PIL import Image
 
 from keras_vitx.analysis.attribution import attribute
+from keras_vitx.analysis.drawing import block_label
 from keras_vitx.analysis.measure import MEASURES, add_sums, means, where_defined
 from keras_vitx.analysis.pictures import likely_classes, one_or_three
-from keras_vitx.analysis.trace import trace
+from keras_vitx.analysis.trace import as_array, trace
 from keras_vitx.checks import check
 from keras_vitx.data import preprocess_input
 from keras_vitx.files import atomic_write, local_path
@@ -72,6 +73,7 @@ def explore(
     names: Sequence[str] | None = None,
     charts: Sequence[Chart] = CHARTS,
     limit: float = 15.0,
+    about: str = "",
 ) -> Path:
     """Write an HTML page with the attention of a model on images.
 
@@ -93,6 +95,7 @@ def explore(
         names: One name per image. None means the file names.
         charts: The measures to plot. One that applies to no block of the model is omitted.
         limit: The largest size of the page, in millions of bytes.
+        about: What else the page says about the model, such as its file.
 
     Returns:
         The path.
@@ -103,9 +106,11 @@ def explore(
     """
     path = local_path(path)
     order = [block.name for block in model.blocks]
-    chosen = range(len(order)) if blocks is None else blocks
-    selected = {order.index(x) if isinstance(x, str) else range(len(order))[x] for x in chosen}
-    selection = [order[index] for index in sorted(selected)]
+    known = dict(enumerate(order)) | {name: name for name in order}
+    chosen = order if blocks is None else list(blocks)
+    for block in chosen:
+        check(block in known, f"`blocks` must be names, or numbers below {len(order)}.", block)
+    selection = {known[block] for block in chosen}
     heads = heads if heads in (None, "mean") else list(heads)
     inputs = preprocess_input(images, model)
     if names is None:
@@ -117,7 +122,7 @@ def explore(
     names = list(names)
     measure_names = {name for chart in charts for name in (chart.measure, chart.beside) if name}
     measures = {name: where_defined(MEASURES[name]) for name in measure_names}
-    entries = {name: {"name": name} for name in order}
+    entries = {name: {"name": name, "label": block_label(name)} for name in order}
     prefixes = _prefixes(model)
     maps: dict[str, Quantized] = {}
 
@@ -127,8 +132,7 @@ def explore(
         add_sums(sums, trace(model, image[None]), measures)
         for block in trace(model, image[None], selection):
             stages = _stages(block, heads)
-            entries[block.name] = {
-                "name": block.name,
+            entries[block.name] |= {
                 "grid": block.grid,
                 "prefix": prefixes[block.name],
                 "shared": block.softmax is None and block.shared is not None,
@@ -153,10 +157,14 @@ def explore(
                 },
             }
         )
-    size = model.size or model.family
+    # Training moves the shifts of norms away from 0.
+    shifts = (as_array(x) for x in model.weights if x.name == "beta")
+    is_random = not any(shift.any() for shift in shifts)
     metadata = {
         "model": model.name,
-        "about": f"{size}, {model.count_params():,} parameters, {date.today()}",
+        "size": f"{model.size or model.family}, {model.count_params():,} parameters",
+        "weights": "random weights" if is_random else "trained weights",
+        "about": ", ".join([*filter(None, [about]), str(date.today())]),
         "blocks": list(entries.values()),
         "images": image_entries,
         "charts": [vars(chart) for chart in charts],
@@ -178,6 +186,8 @@ def _stages(block, heads):
     if block.before is not block.maps:
         stages = {"before": block.before, **stages}
     chosen = slice(None) if heads in (None, "mean") else heads
+    for head in () if heads == "mean" else heads or ():
+        check(head < block.maps.shape[1], f"`heads` must be below {block.maps.shape[1]}.", head)
     maps = {stage: each[0, chosen] for stage, each in stages.items() if each is not None}
     if heads == "mean":
         return {stage: each.mean(0, keepdims=True) for stage, each in maps.items()}

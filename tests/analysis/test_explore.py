@@ -1,4 +1,4 @@
-"""The page: its maps and measures, and its controls in Chromium, where it is installed."""
+"""The page: its maps, measures and metadata."""
 
 import base64
 import json
@@ -128,3 +128,13 @@ def test_sums_are_those_of_the_maps_that_were_not_rounded():
 def test_tokens_before_the_patches_have_names(family, arguments, expected, tmp_path):
     metadata, _ = read(explore(FAMILIES[family](**arguments), PICTURES, tmp_path / "page.html"))
     assert metadata["blocks"][0]["prefix"] == expected
+
+
+@pytest.mark.backend_free
+def test_the_page_says_what_it_shows(tmp_path):
+    model, path = FAMILIES["CaiT"](), tmp_path / "page.html"
+    metadata, _ = read(explore(model, PICTURES, path, about="best.keras"))
+    assert metadata["weights"] == "random weights" and metadata["about"].startswith("best.keras, 2")
+    labels = [block["label"] for block in metadata["blocks"]]
+    assert labels[0] == "block 0" and labels[-1] == "class attention 0"
+    assert read(explore(randomized("CaiT"), PICTURES, path))[0]["weights"] == "trained weights"

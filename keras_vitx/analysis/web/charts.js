@@ -43,7 +43,7 @@ function drawChart(svg, { measure, beside }) {
     parts.push(svgText(short(tick), LEFT - 4, up(tick) + 3, "end"));
   }
   const every = Math.ceil(count / 12);
-  for (let b = 0; b < count; b += every) parts.push(svgText(b, across(b), HEIGHT - 4, "middle"));
+  for (let b = 0; b < count; b += every) parts.push(svgText(shortOf(metadata.blocks[b]), across(b), HEIGHT - 4, "middle"));
   const here = svgElement("line", { class: "here", y1: TOP, y2: HEIGHT - BOTTOM });
   parts.push(here);
   const line = (series, kind) => parts.push(svgElement("path", { class: kind, d: pathOf(series.map(meanOf), up) }));
@@ -69,7 +69,7 @@ function markCharts() {
     const values = metadata.images[state.image].measures[figure.chart.measure][state.block];
     const mean = meanOf((values ?? []).filter((value) => value !== null));
     figure.querySelector("output").textContent =
-      `Block ${state.block}: ${mean === null ? "none" : +mean.toPrecision(4)}`;
+      `${labelOf(metadata.blocks[state.block])}: ${mean === null ? "none" : +mean.toPrecision(4)}`;
   }
 }
 
@@ -84,6 +84,8 @@ function pathOf(means, up) {
   let path = "", pen = "M";
   means.forEach((mean, b) => {
     if (mean === null) { pen = "M"; return; }
+    // Class attention is not joined to the blocks before it.
+    if (b && isClassBlock(metadata.blocks[b]) !== isClassBlock(metadata.blocks[b - 1])) pen = "M";
     path += `${pen}${across(b).toFixed(1)} ${up(mean).toFixed(1)}`;
     pen = "L";
   });

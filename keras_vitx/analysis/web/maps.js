@@ -87,12 +87,14 @@ function hasPatchQueries(block) {
   return block.stages.after[1] >= block.grid[0] * block.grid[1];
 }
 
-/** "Block 3", or "Class attention 1" for a block whose only query is the class token. */
-function labelOf(block) {
-  const onlyClass = (each) => each.stages.after[1] === 1 && hasClassToken(each);
-  const classBlocks = shown.filter(onlyClass);
-  return onlyClass(block) ? `Class attention ${classBlocks.indexOf(block)}` : `Block ${block.b}`;
-}
+/** "Block 3", or "Class attention 1". */
+const labelOf = ({ label }) => label[0].toUpperCase() + label.slice(1);
+
+/** "3", "c1" for class attention, "2.1" for block 1 of stage 2. */
+const shortOf = ({ label }) =>
+  label.replace("class attention ", "c").replace(/^stage (\d+), /, "$1.").replace("block ", "");
+
+const isClassBlock = ({ label }) => label.startsWith("class attention");
 
 /** Whether a query, "patch" or "class", is one of a block. */
 function fits(query, block) {

@@ -11,6 +11,7 @@ function draw() {
 
 function drawNow() {
   const block = shown.find(({ b }) => b === state.block);
+  element("view").classList.toggle("single", !has(block, "before"));
   for (const figure of element("panes").children) drawPane(figure, block);
   drawAttributions();
   drawSheet();
@@ -160,16 +161,16 @@ async function begin() {
   });
   element("images").hidden = metadata.images.length === 1;
   element("stage").hidden = !modified;
-  element("view").classList.toggle("single", !modified);
   element("query").children[0].disabled = !shown.some(hasPatchQueries);
   element("query").children[1].disabled = !shown.some(hasClassToken);
   element("legend").textContent =
-    "Each map has its own colors: yellow is its largest weight, dark blue is 0 (or its smallest). " +
+    "Each map has its own colors: yellow is its largest weight, violet is 0 (or its smallest). " +
     "In a block with negative weights, red is above 0, white 0 and blue below. " +
     "An empty field has no map of this query.";
   element("precision").textContent =
     `Weights are stored in ${metadata.levels} levels between the smallest and the largest of each row of a map; sums are exact.`;
-  element("about").textContent = metadata.about;
+  const weights = make("b", { textContent: metadata.weights, className: metadata.weights === "random weights" ? "random" : "" });
+  element("about").append(`${metadata.size}, `, weights, `, ${metadata.about}`);
   makePanes();
   makeSheet();
   listen();

@@ -1,11 +1,12 @@
 /* Colors, and the picture with the map of a block and head on it. */
+// Those of the figures: viridis and RdBu_r of matplotlib.
 const SEQUENTIAL = table([
-  [0, 34, 78], [26, 56, 111], [67, 78, 108], [97, 101, 111], [125, 124, 120],
-  [155, 148, 118], [188, 174, 108], [222, 201, 88], [254, 232, 56],
+  [68, 1, 84], [71, 45, 123], [59, 82, 139], [44, 114, 142], [33, 145, 140],
+  [40, 174, 128], [94, 201, 98], [173, 220, 48], [253, 231, 37],
 ]);
 const DIVERGING = table([
-  [24, 79, 149], [94, 148, 200], [187, 212, 232], [244, 244, 244],
-  [243, 199, 170], [214, 122, 88], [160, 24, 40],
+  [5, 48, 97], [32, 101, 171], [67, 147, 195], [144, 196, 221], [209, 229, 240], [247, 246, 246],
+  [253, 219, 199], [243, 164, 129], [214, 96, 77], [177, 24, 43], [103, 0, 31],
 ]);
 
 function table(stops) {
@@ -27,7 +28,7 @@ function paint(canvas, [rows, columns], values, signed) {
     low = Math.min(low, value);
     high = Math.max(high, value);
   }
-  const scale = element("scale").value;
+  const scale = barScale();
   signed = signed && scale !== "stretch";
   const largest = Math.max(Math.abs(low), Math.abs(high)) || 1;
   values.forEach((value, i) => {
@@ -42,7 +43,9 @@ function paint(canvas, [rows, columns], values, signed) {
   return { signed, low: scale === "stretch" ? low : signed ? -largest : 0, high: scale === "stretch" ? high : largest };
 }
 
-/** Fill a bar of colors, with the weights at its ends. */
+const barScale = () => element("scale").value;
+
+/** Fill a bar of colors, with the weights at its ends and in its middle. */
 function showBar(bar, ends) {
   bar.hidden = !ends;
   if (!ends) return;
@@ -50,8 +53,10 @@ function showBar(bar, ends) {
   const stops = Array.from({ length: 9 }, (_, i) => `rgb(${colors[Math.round(i * 255 / 8)].map(Math.round)})`);
   const strip = make("i");
   strip.style.background = `linear-gradient(90deg, ${stops})`;
-  const ticks = [ends.low, ends.high].map((value) => make("span", { textContent: percent(value) }));
-  bar.replaceChildren(ticks[0], strip, ticks[1]);
+  const middle = barScale() === "root" && !ends.signed ? ends.high / 4 : (ends.low + ends.high) / 2;
+  const ticks = make("div");
+  ticks.append(...[ends.low, middle, ends.high].map((value) => make("span", { textContent: percent(value) })));
+  bar.replaceChildren(strip, ticks);
 }
 
 const pictures = metadata.images.map(({ source }) => Object.assign(new Image(), { src: source }));
@@ -153,4 +158,4 @@ function summary(values, patches, block, stage) {
   return `Largest: ${percent(patches[best])} at ${place}${tokens}. Sum ${sum}.`;
 }
 
-const percent = (share) => `${(100 * share).toPrecision(3)} %`;
+const percent = (share) => `${+(100 * share).toPrecision(3)} %`;

@@ -14,7 +14,7 @@ function makeSheet() {
   };
   heads.forEach((head, h) => put(make("span", { textContent: headName(head) }), -1, h));
   shown.forEach((block, b) => {
-    const label = put(make("span", { textContent: block.b, title: `${labelOf(block)} (${block.name})` }), b, -1);
+    const label = put(make("span", { textContent: shortOf(block), title: `${labelOf(block)} (${block.name})` }), b, -1);
     heads.forEach((head, h) => {
       const canvas = put(make("canvas"), b, h);
       canvas.setAttribute("aria-hidden", "true");
