@@ -5,16 +5,13 @@ test per name, so that an incompatible Keras release fails there first.
 """
 
 import contextlib
+from collections.abc import Sequence
 from typing import Any
 
 import keras
 from keras.src.backend import AutocastScope
 from keras.src.backend.common.stateless_scope import in_stateless_scope
 from keras.src.utils import naming
-
-if keras.backend.backend() == "torch":
-    import torch
-    from torch.optim.adamw import adamw
 
 
 def sublayers(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
@@ -91,70 +88,34 @@ def replace_seed_generator(
 
 
 class AdamHooks:
-    """Hooks of Keras's AdamW and Muon, whose `update_step` decays; few kernels under PyTorch."""
+    """Private methods of Keras's AdamW, which call those of `training.AdamW`."""
 
-    def moments_of(self, variable):
-        """Return the index of a variable, or its copy in a replica, and its moments or None."""
+    def moments_of(self, variable: keras.Variable) -> tuple[int, Any, Any]:
+        """Return the index of a variable, or its copy in a replica, and its two moments."""
         index = self._get_variable_index(variable)
-        if isinstance(self, keras.optimizers.Adam):
-            return index, self._momentums[index], self._velocities[index]
-        return index, self.momentums[index], self.adam_velocities[index]
+        return index, self._momentums[index], self._velocities[index]
 
     def decays(self, variable: keras.Variable) -> bool:
         """Return whether `exclude_from_weight_decay` has left a variable."""
         return self._use_weight_decay(variable)
 
-    def averages_of(self, trainable_variables):
+    def averages_of(self, variables: Sequence[keras.Variable]) -> list[tuple[Any, Any]]:
         """Return variables and the moving averages that `use_ema` keeps of them."""
-        pairs = zip(trainable_variables, self._model_variables_moving_average, strict=True)
+        pairs = zip(variables, self._model_variables_moving_average, strict=True)
         return [pair for pair in pairs if pair[1] is not None]
 
     def _clip_gradients(self, grads):
-        if keras.backend.backend() == "tensorflow":
-            import tensorflow as tf
-
-            # Keras clips the gradients of each replica, before their sum.
-            replica = tf.distribute.get_replica_context()
-            count = replica.num_replicas_in_sync if replica else 1
-            if count > 1 and (self.clipnorm or self.global_clipnorm or self.clipvalue):
-                sums = replica.all_reduce("SUM", list(grads))
-                return [gradient / count for gradient in super()._clip_gradients(sums)]
-        if keras.backend.backend() != "torch" or not self.global_clipnorm:
-            return super()._clip_gradients(grads)
-        norm, total = self.global_clipnorm, torch.nn.utils.get_total_norm(list(grads))
-        # As in Keras, a norm that is not finite makes all gradients NaN.
-        return torch._foreach_mul(list(grads), norm / total.clamp(min=norm) + (total - total))
+        return self.clip(grads, super()._clip_gradients)
 
     def _apply_weight_decay(self, variables):
         """Leave it to `update_step`."""
 
     def _backend_update_step(self, grads, trainable_variables, learning_rate):
-        if keras.backend.backend() != "torch":
-            return super()._backend_update_step(grads, trainable_variables, learning_rate)
-        groups = {}
-        for gradient, variable in zip(grads, trainable_variables, strict=True):
-            (index, mean, square), value = self.moments_of(variable), variable.value
-            if square is None or value.dtype is not torch.float32 or not value.is_contiguous():
-                self.update_step(gradient, variable, learning_rate)
-                continue
-            state = value, gradient.contiguous(), mean.value, square.value
-            groups.setdefault(self.factors_and_decays[index], []).append(state)
-        options = {"fused": True, "amsgrad": False, "maximize": False, "eps": self.epsilon}
-        options |= zip(("beta1", "beta2"), self.betas, strict=True)
-        for (factor, decay), group in groups.items():
-            rate = keras.ops.cast(learning_rate, "float32") * factor
-            # It increments the numbers of steps.
-            steps = list(keras.ops.cast(self.iterations, "float32").repeat(len(group)))
-            with torch.no_grad():
-                states = map(list, zip(*group, strict=True))
-                adamw(*states, [], steps, lr=rate, weight_decay=decay, **options)
+        if keras.backend.backend() == "torch":
+            self.update(grads, trainable_variables, learning_rate)
+        else:
+            super()._backend_update_step(grads, trainable_variables, learning_rate)
 
     def _update_model_variables_moving_average(self, trainable_variables):
         momentum = keras.ops.cast(self.iterations != 0, "float32") * self.ema_momentum
-        pairs = self.averages_of(trainable_variables)
-        if keras.backend.backend() != "torch":
-            return self.move_averages(pairs, momentum)
-        values, averages = ([each.value for each in some] for some in zip(*pairs, strict=True))
-        with torch.no_grad():
-            torch._foreach_mul_(averages, momentum)
-            torch._foreach_add_(averages, torch._foreach_mul(values, 1 - momentum))
+        self.move_averages(self.averages_of(trainable_variables), momentum)

@@ -13,7 +13,6 @@ from keras_vitx.training.evaluate import Evaluator as Evaluator
 from keras_vitx.training.evaluate import evaluate as evaluate
 from keras_vitx.training.fit import fit as fit
 from keras_vitx.training.optimizer import AdamW as AdamW
-from keras_vitx.training.optimizer import Muon as Muon
 from keras_vitx.training.optimizer import make_optimizer as make_optimizer
 from keras_vitx.training.optimizer import make_schedule as make_schedule
 from keras_vitx.training.prepare import apply_settings as apply_settings

@@ -1,10 +1,7 @@
-"""The optimizers and the learning rate schedule of a recipe."""
+"""The optimizer and the learning rate schedule of a recipe."""
 
 import dataclasses
-import inspect
 import logging
-import operator
-import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,7 +9,7 @@ import keras
 from keras import ops
 
 from keras_vitx.checks import check
-from keras_vitx.keras_internals import AdamHooks, sublayers
+from keras_vitx.keras_internals import AdamHooks
 from keras_vitx.layers.base import optimizer_of
 from keras_vitx.layers.block import Block
 from keras_vitx.outputs import layers_of
@@ -46,6 +43,8 @@ def make_optimizer(
     arguments: dict[str, Any] = {
         "learning_rate": make_schedule(recipe, steps_per_epoch),
         "weight_decay": recipe.weight_decay,
+        "beta_1": recipe.beta_1,
+        "beta_2": recipe.beta_2,
         "epsilon": recipe.epsilon,
         "global_clipnorm": recipe.clip_norm,
         "use_ema": ema is not None,
@@ -54,13 +53,9 @@ def make_optimizer(
         "gradient_accumulation_steps": accumulate_steps if accumulate_steps > 1 else None,
         "name": OPTIMIZER,
     }
-    kind, betas = AdamW, {"beta_1": recipe.beta_1, "beta_2": recipe.beta_2}
-    if recipe.algorithm == "muon":
-        kind, betas = Muon, {f"adam_{name}": value for name, value in betas.items()}
-        arguments["matrices"] = matrices_of(model)
     if recipe.layer_decay is not None:
         arguments["rate_factors"] = rate_factors(model, recipe.layer_decay)
-    return kind(**arguments, **betas)
+    return AdamW(**arguments)
 
 
 def rate_factors(model: keras.Model, decay: float) -> tuple[float, ...]:
@@ -83,15 +78,6 @@ def rate_factors(model: keras.Model, decay: float) -> tuple[float, ...]:
             depths.setdefault(id(variable), depth)
     deepest = max(depths.values())
     return tuple(decay ** (deepest - depths.get(id(v), deepest)) for v in model.trainable_variables)
-
-
-def matrices_of(model: keras.Model) -> tuple[int, ...]:
-    """Return the indices of the blocks' `Dense` kernels; without blocks, all but the last."""
-    blocks = [part for part in sublayers(model) if isinstance(part, Block)]
-    layers = [layer for parent in blocks or [model] for layer in sublayers(parent)]
-    dense = [layer for layer in layers if isinstance(layer, keras.layers.Dense)]
-    kernels = {id(layer.kernel) for layer in (dense if blocks else dense[:-1])}
-    return tuple(i for i, v in enumerate(model.trainable_variables) if id(v) in kernels)
 
 
 def make_schedule(recipe: Recipe, steps_per_epoch: int) -> "WarmupCosine":
@@ -165,10 +151,34 @@ def adamw(value, mean, square, gradient, rate, decay, step, beta_1, beta_2, epsi
     return value - rate * (update + decay * value), mean, square
 
 
-class _Released(AdamHooks):
-    """What released trainers do and Keras does not: see `AdamW`.
+@keras.saving.register_keras_serializable(package="keras_vitx")
+class AdamW(AdamHooks, keras.optimizers.AdamW):
+    r"""AdamW with PyTorch's epsilon, weight decay of kernels only, and a rate per variable.
 
-    The moving average of a `Chain` has the statistics of batch normalization, too.
+    For a variable $w$ with gradient $g$ at update $t$, at learning rate $\eta$ and weight decay
+    $\lambda$, each times the variable's factor of the rate (Loshchilov and Hutter 2019):
+
+    $$m \leftarrow \beta_1 m + (1 - \beta_1)\,g, \qquad
+    v \leftarrow \beta_2 v + (1 - \beta_2)\,g^2,$$
+
+    $$w \leftarrow (1 - \eta\lambda)\,w
+    - \eta\,\frac{m / (1 - \beta_1^t)}{\sqrt{v / (1 - \beta_2^t)} + \epsilon}.$$
+
+    (Keras's $\epsilon$ is larger by $1 / \sqrt{1 - \beta_2^t}$.) The moments and the moving average
+    of a variable in half precision are float32. The moving average of a `Chain` has the statistics
+    of normalization, too. Saved files keep these settings, unlike Keras's
+    `exclude_from_weight_decay`.
+
+    Args:
+        learning_rate: As in Keras.
+        weight_decay: Decoupled weight decay. It does not apply to biases, norms, LayerScale, tokens
+            and position embeddings.
+        rate_factors: Factor of the learning rate of each of `model.trainable_variables`; None is 1
+            for all.
+        **kwargs: As in `keras.optimizers.AdamW`.
+
+    Raises:
+        ValueError: when built with another number of variables.
     """
 
     # A function, since Keras would make variables in an attribute its own.
@@ -182,10 +192,13 @@ class _Released(AdamHooks):
         rate_factors: Sequence[float] | None = None,
         **kwargs: Any,
     ):
-        is_ours = not kwargs.get("amsgrad") and kwargs.get("adam_lr_ratio", 1) == 1
-        check(is_ours, "`amsgrad` must be False, and `adam_lr_ratio` 1.", kwargs)
+        check(not kwargs.get("amsgrad"), "`amsgrad` must be False.", True)
         super().__init__(learning_rate=learning_rate, weight_decay=weight_decay, **kwargs)
         self.rate_factors = rate_factors and tuple(rate_factors)
+
+    def get_config(self) -> dict[str, Any]:
+        factors = self.rate_factors
+        return {**super().get_config(), "rate_factors": factors and list(factors)}
 
     def add_variable(self, shape, initializer="zeros", dtype=None, *args, **kwargs):
         # In bfloat16, a beta of 0.999 is 1.
@@ -211,20 +224,65 @@ class _Released(AdamHooks):
         index, *moments = self.moments_of(variable)
         factor, decay = self.factors_and_decays[index]
         rate = ops.cast(learning_rate, "float32") * factor
-        if moments[1] is None:
-            self.assign(variable, variable * (1 - rate * decay))
-            return super().update_step(gradient, variable, rate)
         step = ops.cast(self.iterations + 1, "float32")
         values = map(ops.convert_to_tensor, (variable, *moments))
-        values = adamw(*values, gradient, rate, decay, step, *self.betas, self.epsilon)
-        for each, value in zip((variable, *moments), values, strict=True):
-            self.assign(each, value)
+        betas = self.beta_1, self.beta_2
+        values = adamw(*values, gradient, rate, decay, step, *betas, self.epsilon)
+        for target, value in zip((variable, *moments), values, strict=True):
+            self.assign(target, value)
+
+    def update(self, gradients, variables, learning_rate):
+        """Update all variables (PyTorch): a kernel for those of equal factors and decay."""
+        import torch
+        from torch.optim.adamw import adamw
+
+        groups = {}
+        for gradient, variable in zip(gradients, variables, strict=True):
+            (index, mean, square), value = self.moments_of(variable), variable.value
+            if value.dtype is not torch.float32 or not value.is_contiguous():
+                self.update_step(gradient, variable, learning_rate)
+                continue
+            state = value, gradient.contiguous(), mean.value, square.value
+            groups.setdefault(self.factors_and_decays[index], []).append(state)
+        options = {"beta1": self.beta_1, "beta2": self.beta_2, "eps": self.epsilon}
+        options |= {"fused": True, "amsgrad": False, "maximize": False}
+        for (factor, decay), group in groups.items():
+            rate = ops.cast(learning_rate, "float32") * factor
+            # It increments the numbers of steps.
+            steps = list(ops.cast(self.iterations, "float32").repeat(len(group)))
+            with torch.no_grad():
+                states = map(list, zip(*group, strict=True))
+                adamw(*states, [], steps, lr=rate, weight_decay=decay, **options)
+
+    def clip(self, gradients, clip_by_keras):
+        """Return gradients, clipped as the arguments `clipnorm`, `global_clipnorm` ... say."""
+        backend = keras.backend.backend()
+        if backend == "torch" and (norm := self.global_clipnorm):
+            import torch
+
+            # Few kernels. As in Keras, a norm that is not finite makes all gradients NaN.
+            total = torch.nn.utils.get_total_norm(list(gradients))
+            factor = norm / total.clamp(min=norm) + (total - total)
+            return [gradient * factor for gradient in gradients]
+        if backend == "tensorflow" and (self.clipnorm or self.global_clipnorm or self.clipvalue):
+            import tensorflow as tf
+
+            # Keras clips the gradients of each replica, before their sum.
+            replica = tf.distribute.get_replica_context()
+            if replica and (count := replica.num_replicas_in_sync) > 1:
+                sums = replica.all_reduce("SUM", list(gradients))
+                return [gradient / count for gradient in clip_by_keras(sums)]
+        return clip_by_keras(gradients)
 
     def move_averages(self, pairs, momentum):
         """Move averages toward the values of their variables."""
+        weight = 1 - momentum
         for variable, average in pairs:
             value = ops.cast(variable, average.dtype)
-            average.assign(momentum * average + (1 - momentum) * value)
+            if keras.backend.backend() == "torch":  # One kernel instead of four.
+                average.value.lerp_(value.detach(), weight)
+            else:
+                average.assign(average + weight * (value - average))
 
     def average_statistics(self):
         """Update the averages of the statistics, after a step."""
@@ -236,109 +294,11 @@ class _Released(AdamHooks):
             for variable, average in [*self.averages_of(var_list), *statistics]:
                 variable.assign(ops.copy(average))
 
-    def get_config(self) -> dict[str, Any]:
-        factors = self.rate_factors
-        return {**super().get_config(), "rate_factors": factors and list(factors)}
-
-
-@keras.saving.register_keras_serializable(package="keras_vitx")
-class AdamW(_Released, keras.optimizers.AdamW):
-    r"""AdamW with PyTorch's epsilon, weight decay of kernels only, and a rate per variable.
-
-    For a variable $w$ with gradient $g$ at update $t$, at learning rate $\eta$ and weight decay
-    $\lambda$, each times the variable's factor of the rate (Loshchilov and Hutter 2019):
-
-    $$m \leftarrow \beta_1 m + (1 - \beta_1)\,g, \qquad
-    v \leftarrow \beta_2 v + (1 - \beta_2)\,g^2,$$
-
-    $$w \leftarrow (1 - \eta\lambda)\,w
-    - \eta\,\frac{m / (1 - \beta_1^t)}{\sqrt{v / (1 - \beta_2^t)} + \epsilon}.$$
-
-    (Keras's $\epsilon$ is larger by $1 / \sqrt{1 - \beta_2^t}$.) The moments and the moving average
-    of a variable in half precision are float32. Saved files keep these settings, unlike Keras's
-    `exclude_from_weight_decay`.
-
-    Args:
-        learning_rate: As in Keras.
-        weight_decay: Decoupled weight decay. It does not apply to biases, norms, LayerScale, tokens
-            and position embeddings.
-        rate_factors: Factor of the learning rate of each of `model.trainable_variables`; None is 1
-            for all.
-        **kwargs: As in `keras.optimizers.AdamW`.
-
-    Raises:
-        ValueError: when built with another number of variables.
-    """
-
-    betas = property(operator.attrgetter("beta_1", "beta_2"))
-
-
-def has_muon() -> bool:
-    """Return whether Keras's Muon decays and scales its updates as `Muon` says."""
-    return "adam_weight_decay" in inspect.signature(keras.optimizers.Muon).parameters
-
-
-@keras.saving.register_keras_serializable(package="keras_vitx")
-class Muon(_Released, keras.optimizers.Muon):
-    r"""Keras's Muon for the blocks' matrices and AdamW for the rest, with decay as in `AdamW`.
-
-    For a matrix $W$ of $n \times m$ with gradient $G$, at learning rate $\eta$ and weight decay
-    $\lambda$ (Jordan et al. 2024; the factor 0.2, with which AdamW's learning rate and weight decay
-    fit, is from Liu et al. 2025, arXiv 2502.16982, Section 2.2):
-
-    $$M \leftarrow 0.95\,M + G, \qquad W \leftarrow (1 - \eta\lambda)\,W
-    - 0.2\,\eta\sqrt{\max(n, m)}\ \mathrm{NS}(G + 0.95\,M),$$
-
-    where NS, five steps of a Newton-Schulz iteration, brings all singular values close to 1.
-
-    Under XLA (JAX), each matrix adds to the compilation time.
-
-    Args:
-        learning_rate: As in Keras, for both rules.
-        weight_decay, rate_factors: As in `AdamW`, for both rules.
-        matrices: Indices in `model.trainable_variables` of the matrices that Muon updates;
-            `make_optimizer` selects the projections of the blocks. None is all variables with two
-            axes, as in Keras, including the head.
-        **kwargs: As in `keras.optimizers.Muon`.
-
-    Raises:
-        ValueError: when built with another number of variables.
-        ImportError: if Keras is older than 3.13, whose Muon has another update.
-    """
-
-    betas = property(operator.attrgetter("adam_beta_1", "adam_beta_2"))
-
-    def __init__(
-        self,
-        learning_rate: Any = 1e-3,
-        weight_decay: float = 0.05,
-        rate_factors: Sequence[float] | None = None,
-        matrices: Sequence[int] | None = None,
-        **kwargs: Any,
-    ):
-        if not has_muon():
-            text = '`algorithm="muon"` needs Keras 3.13 or later. Received: Keras %s.'
-            raise ImportError(text % keras.__version__)
-        kwargs["adam_weight_decay"] = weight_decay
-        super().__init__(learning_rate, weight_decay, rate_factors, **kwargs)
-        self.matrices = None if matrices is None else tuple(matrices)
-
-    def build(self, variables):
-        if self.matrices is not None:
-            others = [v for i, v in enumerate(variables) if i not in self.matrices]
-            self.exclude_layers = [f"^{re.escape(v.path)}$" for v in others]
-        super().build(variables)
-
-    def get_config(self) -> dict[str, Any]:
-        config = {**super().get_config(), "matrices": self.matrices and list(self.matrices)}
-        # Paths contain numbered names, so `build` recomputes them.
-        return config if self.matrices is None else {**config, "exclude_layers": None}
-
 
 def averages_of(model: keras.Model) -> Sequence[keras.Variable]:
     """Return the averages of statistics that the optimizer of a compiled model keeps."""
     optimizer = optimizer_of(model)
-    return optimizer.averages if isinstance(optimizer, (AdamW, Muon)) else ()
+    return optimizer.averages if isinstance(optimizer, AdamW) else ()
 
 
 def is_decayed(variable: keras.Variable) -> bool:

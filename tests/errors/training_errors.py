@@ -143,7 +143,7 @@ ERRORS = {
         "`remat`": lambda: training.apply_settings(small(), Recipe("mine", remat=True)),
         "'float64'": lambda: training.set_precision(small(), "float64"),
         "`accumulate_steps` must divide batch_size=64": lambda: MINE.replace(accumulate_steps=3),
-        "`amsgrad` must be False, and ... True": lambda: training.AdamW(amsgrad=True),
+        "`amsgrad` must be False. ... True": lambda: training.AdamW(amsgrad=True),
         "`rate_factors` must have one factor per ... 2": lambda: training.AdamW(
             rate_factors=(1.0, 0.5, 0.5)
         ).build(small().trainable_variables),

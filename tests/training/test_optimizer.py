@@ -8,21 +8,13 @@ from training.fitting import averaged
 from keras_vitx.layers.base import optimizer_of
 from keras_vitx.models import Chain
 from keras_vitx.training import AdamW, Recipe
-from keras_vitx.training.optimizer import Muon, has_muon, make_optimizer, rate_factors
-
-# Not decayed, and not matrices of the blocks.
-MIXES = {"proj_l", "proj_w", "reatten_matrix", "conv_exp", "conv_pro", "fc", "positions"}
-PROJECTIONS = {"qkv", "q", "k", "qk", "v", "proj", "pos_proj", "fc1", "fc2"}
+from keras_vitx.training.optimizer import make_optimizer, rate_factors
 
 
-needs_muon = pytest.mark.skipif(not has_muon(), reason="Keras's Muon before 3.13 is another")
-
-
-@needs_muon
 @pytest.mark.backend_free
 @pytest.mark.parametrize("family", FAMILIES)
-def test_what_is_decayed_and_what_muon_takes(family):
-    """Weight decay of kernels only; Muon for the projections of the blocks."""
+def test_what_is_decayed(family):
+    """Kernels only."""
     model = FAMILIES[family]()
     randomize(model)
     variables = model.trainable_variables
@@ -40,16 +32,6 @@ def test_what_is_decayed_and_what_muon_takes(family):
         shrunk = 1 - 0.1 * 0.5 if variable.path in kernels else 1
         close(array(variable.value), old * shrunk, 1e-6, variable.path)
 
-    muon = make_optimizer(model, recipe.replace(algorithm="muon"), 10)
-    muon.build(variables)
-    # Muon has no mean of the squares.
-    taken = {v.path for v, m in zip(variables, muon.adam_velocities, strict=True) if m is None}
-    layers = {path.split("/")[-2] for path in taken}
-    assert {"fc1", "fc2"} <= layers <= PROJECTIONS
-    # The other matrices are the heads', mixes of heads, and the pooling of PiT's class token.
-    left = {v.path for v in variables if len(v.shape) == 2} - taken
-    assert all(path.startswith("head") or path.split("/")[-2] in MIXES for path in left), left
-
 
 def two_layers():
     model = keras.Sequential(
@@ -59,17 +41,8 @@ def two_layers():
     return model
 
 
-def orthogonal(matrix):
-    """Five steps of Muon's iteration (Jordan et al. 2024)."""
-    x = (matrix.T if matrix.shape[0] > matrix.shape[1] else matrix) / np.linalg.norm(matrix)
-    for _ in range(5):
-        square = x @ x.T
-        x = 3.4445 * x + (-4.7750 * square + 2.0315 * square @ square) @ x
-    return x.T if matrix.shape[0] > matrix.shape[1] else x
-
-
 def numpy_updates(weights, batches, recipe, rate):
-    """AdamW, or Muon for the first matrix, with all that a recipe adds, on two Dense layers.
+    """AdamW with all that a recipe adds, on two Dense layers.
 
     Returns the weights, and their moving average.
     """
@@ -89,11 +62,6 @@ def numpy_updates(weights, batches, recipe, rate):
             lr = rate(step) * factors[i]
             if weights[i].ndim == 2:
                 weights[i] = weights[i] * (1 - lr * recipe.weight_decay)
-            if i == 0 and recipe.algorithm == "muon":
-                m[i] = 0.95 * m[i] + gradient
-                update = orthogonal(gradient + 0.95 * m[i])
-                weights[i] = weights[i] - lr * 0.2 * np.sqrt(max(update.shape)) * update
-                continue
             m[i] = b1 * m[i] + (1 - b1) * gradient
             v[i] = b2 * v[i] + (1 - b2) * gradient**2
             mean, square = m[i] / (1 - b1 ** (step + 1)), v[i] / (1 - b2 ** (step + 1))
@@ -112,10 +80,8 @@ BASE = Recipe("mine").replace(
 LAYERS, SEVERAL = {"layer_decay": 0.5}, {"layer_decay": 0.5, "ema": 0.7, "accumulate_steps": 2}
 CHANGES = [
     *({}, {"clip_norm": 0.5}, {"ema": 0.7}, LAYERS, {"clip_norm": 0.5, **SEVERAL}),
-    pytest.param({"algorithm": "muon"}, marks=needs_muon),
-    pytest.param({"algorithm": "muon", **SEVERAL}, marks=needs_muon),
 ]
-HERE = CHANGES if BACKEND == "torch" else [CHANGES[0], CHANGES[4], CHANGES[6]]  # None, and all.
+HERE = CHANGES if BACKEND == "torch" else [CHANGES[0], CHANGES[4]]  # None, and all.
 
 
 @pytest.mark.parametrize("changes", HERE, ids=lambda changes: "-".join(changes) or "plain")
@@ -177,12 +143,8 @@ def test_rates_fall_toward_the_images(family):
         assert rate_factors(model, 0.5) == tuple(map(by_variable.get, left))
 
 
-MADE = [({}, AdamW), ({**LAYERS, "ema": 0.7}, AdamW)]
-MADE += [pytest.param({**LAYERS, "ema": 0.7, "algorithm": "muon"}, Muon, marks=needs_muon)]
-
-
-@pytest.mark.parametrize(("changes", "made"), MADE)
-def test_saved_and_loaded(tmp_path, changes, made):
+@pytest.mark.parametrize("changes", ({}, {**LAYERS, "ema": 0.7}))
+def test_saved_and_loaded(tmp_path, changes):
     """Decay of kernels and rates per layer survive, as does the state."""
     model = two_layers()
     model.compile(make_optimizer(model, BASE.replace(**changes), 2), "mse")
@@ -190,7 +152,7 @@ def test_saved_and_loaded(tmp_path, changes, made):
     model.train_on_batch(x, y)
     model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
-    assert isinstance(loaded.optimizer, made)
+    assert isinstance(loaded.optimizer, AdamW)
     for one in (model, loaded):
         one.train_on_batch(x, y)
     compare(loaded, [array(v.value) for v in model.trainable_variables])
@@ -281,7 +243,7 @@ def test_what_the_user_excludes_does_not_decay(by, factors):
 
 @pytest.mark.skipif(BACKEND != "torch", reason="counted by PyTorch")
 def test_operations_do_not_grow_with_the_number_of_variables():
-    """A GPU waits for the launches of small kernels, so that all variables are updated together."""
+    """A GPU waits for the launches of small kernels; clipping has one for each variable."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Count(TorchDispatchMode):
@@ -295,7 +257,7 @@ def test_operations_do_not_grow_with_the_number_of_variables():
     for layers in (1, 8):
         dense = [keras.layers.Dense(3) for _ in range(layers)]
         model = keras.Sequential([keras.Input((3,)), *dense])
-        recipe = BASE.replace(clip_norm=1.0, ema=0.9, layer_decay=0.5)
+        recipe = BASE.replace(clip_norm=1.0, layer_decay=0.5)
         optimizer, variables = make_optimizer(model, recipe, 10), model.trainable_variables
         optimizer.rate_factors = (0.5, 1.0) * layers
         gradients = [ops.ones(v.shape) for v in variables]
@@ -303,7 +265,7 @@ def test_operations_do_not_grow_with_the_number_of_variables():
         with Count() as count:
             optimizer.apply(gradients, variables)
         counts.append(count.calls)
-    assert counts[0] == counts[1] < 130, counts
+    assert counts[1] - counts[0] == 14 and counts[0] < 60, counts
 
 
 @pytest.mark.backend_free
@@ -313,10 +275,3 @@ def test_a_moving_average_over_more_than_the_run_is_named(caplog):
     assert "ema" not in caplog.text
     make_optimizer(two_layers(), recipe, steps_per_epoch=29)
     assert "(ema=0.99) spans about 100 updates, but the run has 290" in caplog.text
-
-
-@pytest.mark.backend_free
-@pytest.mark.skipif(has_muon(), reason="as needs_muon")
-def test_muon_of_an_older_keras():
-    with pytest.raises(ImportError, match=r"needs Keras 3\.13 or later\. Received: Keras 3"):
-        Muon()
