@@ -58,6 +58,13 @@ def test_batches_are_padded_to_a_few_sizes(model, pictures, monkeypatch):
     assert shapes == [4, 4, 4, 4]
 
 
+def test_one_image_is_compiled(model, pictures, monkeypatch):
+    classify = kv.predictor(model)
+    expected = classify(pictures[0])
+    monkeypatch.setattr(type(model), "call", None)
+    assert classify(pictures[0]) == expected
+
+
 @pytest.mark.backend_free
 def test_images_of_json_and_of_tensors(model, pictures):
     image, predict = pictures[0], kv.predictor(model)
