@@ -9,7 +9,7 @@ import keras
 from keras import ops
 
 from keras_vitx.checks import check
-from keras_vitx.keras_internals import AdamHooks
+from keras_vitx.keras_internals import AdamHooks, sublayers
 from keras_vitx.layers.base import optimizer_of
 from keras_vitx.layers.block import Block
 from keras_vitx.outputs import layers_of
@@ -55,6 +55,8 @@ def make_optimizer(
     }
     if recipe.layer_decay is not None:
         arguments["rate_factors"] = rate_factors(model, recipe.layer_decay)
+    if recipe.algorithm == "muon":
+        arguments["matrices"] = matrices_of(model)
     return AdamW(**arguments)
 
 
@@ -78,6 +80,15 @@ def rate_factors(model: keras.Model, decay: float) -> tuple[float, ...]:
             depths.setdefault(id(variable), depth)
     deepest = max(depths.values())
     return tuple(decay ** (deepest - depths.get(id(v), deepest)) for v in model.trainable_variables)
+
+
+def matrices_of(model: keras.Model) -> list[int]:
+    """Return the indices of the blocks' `Dense` kernels; without blocks, all but the last."""
+    blocks = [part for part in sublayers(model) if isinstance(part, Block)]
+    layers = [layer for parent in blocks or [model] for layer in sublayers(parent)]
+    dense = [layer for layer in layers if isinstance(layer, keras.layers.Dense)]
+    kernels = {id(layer.kernel) for layer in (dense if blocks else dense[:-1])}
+    return [i for i, v in enumerate(model.trainable_variables) if id(v) in kernels]
 
 
 def make_schedule(recipe: Recipe, steps_per_epoch: int) -> "WarmupCosine":
@@ -151,9 +162,18 @@ def adamw(value, mean, square, gradient, rate, decay, step, beta_1, beta_2, epsi
     return value - rate * (update + decay * value), mean, square
 
 
+def muon(value, momentum, gradient, rate, decay):
+    """Return a matrix and its momentum after an update, as the second equation of `AdamW` says."""
+    momentum = 0.95 * momentum + ops.cast(gradient, momentum.dtype)
+    nesterov = ops.cast(gradient, momentum.dtype) + 0.95 * momentum
+    update = keras.optimizers.Muon().zeropower_via_newtonschulz5(nesterov, 5)
+    scale = 0.2 * max(value.shape) ** 0.5
+    return (1 - rate * decay) * ops.cast(value, momentum.dtype) - rate * scale * update, momentum
+
+
 @keras.saving.register_keras_serializable(package="keras_vitx")
 class AdamW(AdamHooks, keras.optimizers.AdamW):
-    r"""AdamW with PyTorch's epsilon, weight decay of kernels only, and a rate per variable.
+    r"""AdamW with PyTorch's epsilon, weight decay of kernels only, and a rate per variable; Muon.
 
     For a variable $w$ with gradient $g$ at update $t$, at learning rate $\eta$ and weight decay
     $\lambda$, each times the variable's factor of the rate (Loshchilov and Hutter 2019):
@@ -163,6 +183,14 @@ class AdamW(AdamHooks, keras.optimizers.AdamW):
 
     $$w \leftarrow (1 - \eta\lambda)\,w
     - \eta\,\frac{m / (1 - \beta_1^t)}{\sqrt{v / (1 - \beta_2^t)} + \epsilon}.$$
+
+    The `matrices` $W$, of $n \times m$ numbers, follow Muon instead (Jordan et al. 2024). With its
+    factor of 0.2, AdamW's learning rate and weight decay fit (Liu et al. 2025, arXiv 2502.16982):
+
+    $$M \leftarrow 0.95\,M + G, \qquad W \leftarrow (1 - \eta\lambda)\,W
+    - 0.2\,\eta\sqrt{\max(n, m)}\ \mathrm{NS}(G + 0.95\,M),$$
+
+    where NS, five steps of Keras's Newton-Schulz iteration, brings singular values close to 1.
 
     (Keras's $\epsilon$ is larger by $1 / \sqrt{1 - \beta_2^t}$.) The moments and the moving average
     of a variable in half precision are float32. The moving average of a `Chain` has the statistics
@@ -175,6 +203,7 @@ class AdamW(AdamHooks, keras.optimizers.AdamW):
             and position embeddings.
         rate_factors: Factor of the learning rate of each of `model.trainable_variables`; None is 1
             for all.
+        matrices: Indices of those of them that follow Muon.
         **kwargs: As in `keras.optimizers.AdamW`.
 
     Raises:
@@ -190,15 +219,18 @@ class AdamW(AdamHooks, keras.optimizers.AdamW):
         learning_rate: Any = 1e-3,
         weight_decay: float = 0.05,
         rate_factors: Sequence[float] | None = None,
+        matrices: Sequence[int] = (),
         **kwargs: Any,
     ):
         check(not kwargs.get("amsgrad"), "`amsgrad` must be False.", True)
         super().__init__(learning_rate=learning_rate, weight_decay=weight_decay, **kwargs)
         self.rate_factors = rate_factors and tuple(rate_factors)
+        self.matrices = tuple(matrices)
 
     def get_config(self) -> dict[str, Any]:
         factors = self.rate_factors
-        return {**super().get_config(), "rate_factors": factors and list(factors)}
+        own = {"rate_factors": factors and list(factors), "matrices": list(self.matrices)}
+        return {**super().get_config(), **own}
 
     def add_variable(self, shape, initializer="zeros", dtype=None, *args, **kwargs):
         # In bfloat16, a beta of 0.999 is 1.
@@ -224,6 +256,12 @@ class AdamW(AdamHooks, keras.optimizers.AdamW):
         index, *moments = self.moments_of(variable)
         factor, decay = self.factors_and_decays[index]
         rate = ops.cast(learning_rate, "float32") * factor
+        if index in self.matrices:
+            states = map(ops.convert_to_tensor, (variable, moments[0]))
+            value, momentum = muon(*states, gradient, rate, decay)
+            self.assign(variable, value)
+            self.assign(moments[0], momentum)
+            return
         step = ops.cast(self.iterations + 1, "float32")
         values = map(ops.convert_to_tensor, (variable, *moments))
         betas = self.beta_1, self.beta_2
@@ -239,7 +277,8 @@ class AdamW(AdamHooks, keras.optimizers.AdamW):
         groups = {}
         for gradient, variable in zip(gradients, variables, strict=True):
             (index, mean, square), value = self.moments_of(variable), variable.value
-            if value.dtype is not torch.float32 or not value.is_contiguous():
+            is_plain = index not in self.matrices and value.is_contiguous()
+            if value.dtype is not torch.float32 or not is_plain:
                 self.update_step(gradient, variable, learning_rate)
                 continue
             state = value, gradient.contiguous(), mean.value, square.value

@@ -58,6 +58,7 @@ class Recipe:
             halved as needed, down to 8 images, and then epochs are added.
         patience: Epochs without improvement after which training ends, with `result="best"`; None
             for no early stopping.
+        algorithm: `"adamw"`, or `"muon"` for the matrices of the blocks and AdamW for the rest.
         weight_decay: Decoupled weight decay. It does not apply to biases, norms, LayerScale, tokens
             and position embeddings.
         beta_1: AdamW's decay of the mean of the gradients.
@@ -110,6 +111,7 @@ class Recipe:
     min_updates: PositiveInt | None = None
     patience: PositiveInt | None = None
 
+    algorithm: Literal["adamw", "muon"] = "adamw"
     weight_decay: NonNegativeFloat = 0.05
     beta_1: Fraction = 0.9
     beta_2: Fraction = 0.999
@@ -272,7 +274,7 @@ def _names(first: str, last: str) -> list[str]:
 # The groups of settings in files and printed recipes, besides augmentation and mixing.
 GROUPS = {
     "schedule": _names("epochs", "patience"),
-    "optimizer": _names("weight_decay", "accumulate_steps"),
+    "optimizer": _names("algorithm", "accumulate_steps"),
     "network": _names("drop_path", "precision"),
     "targets": _names("label_smoothing", "distillation_weight"),
 }

@@ -8,13 +8,17 @@ from training.fitting import averaged
 from keras_vitx.layers.base import optimizer_of
 from keras_vitx.models import Chain
 from keras_vitx.training import AdamW, Recipe
-from keras_vitx.training.optimizer import make_optimizer, rate_factors
+from keras_vitx.training.optimizer import make_optimizer, matrices_of, rate_factors
+
+# Not decayed, and not matrices of the blocks.
+MIXES = {"proj_l", "proj_w", "reatten_matrix", "conv_exp", "conv_pro", "fc", "positions"}
+PROJECTIONS = {"qkv", "q", "k", "qk", "v", "proj", "pos_proj", "fc1", "fc2"}
 
 
 @pytest.mark.backend_free
 @pytest.mark.parametrize("family", FAMILIES)
-def test_what_is_decayed(family):
-    """Kernels only."""
+def test_what_is_decayed_and_what_muon_takes(family):
+    """Weight decay of kernels only; Muon for the projections of the blocks."""
     model = FAMILIES[family]()
     randomize(model)
     variables = model.trainable_variables
@@ -32,6 +36,13 @@ def test_what_is_decayed(family):
         shrunk = 1 - 0.1 * 0.5 if variable.path in kernels else 1
         close(array(variable.value), old * shrunk, 1e-6, variable.path)
 
+    taken = {variables[index].path for index in matrices_of(model)}
+    layers = {path.split("/")[-2] for path in taken}
+    assert {"fc1", "fc2"} <= layers <= PROJECTIONS
+    # The other matrices are the heads', mixes of heads, and the pooling of PiT's class token.
+    left = {v.path for v in variables if len(v.shape) == 2} - taken
+    assert all(path.startswith("head") or path.split("/")[-2] in MIXES for path in left), left
+
 
 def two_layers():
     model = keras.Sequential(
@@ -41,8 +52,17 @@ def two_layers():
     return model
 
 
+def orthogonal(matrix):
+    """Five steps of Muon's iteration (Jordan et al. 2024)."""
+    x = (matrix.T if matrix.shape[0] > matrix.shape[1] else matrix) / np.linalg.norm(matrix)
+    for _ in range(5):
+        square = x @ x.T
+        x = 3.4445 * x + (-4.7750 * square + 2.0315 * square @ square) @ x
+    return x.T if matrix.shape[0] > matrix.shape[1] else x
+
+
 def numpy_updates(weights, batches, recipe, rate):
-    """AdamW with all that a recipe adds, on two Dense layers.
+    """AdamW, or Muon for the first matrix, with all that a recipe adds, on two Dense layers.
 
     Returns the weights, and their moving average.
     """
@@ -62,6 +82,11 @@ def numpy_updates(weights, batches, recipe, rate):
             lr = rate(step) * factors[i]
             if weights[i].ndim == 2:
                 weights[i] = weights[i] * (1 - lr * recipe.weight_decay)
+            if i == 0 and recipe.algorithm == "muon":
+                m[i] = 0.95 * m[i] + gradient
+                update = orthogonal(gradient + 0.95 * m[i])
+                weights[i] = weights[i] - lr * 0.2 * np.sqrt(max(update.shape)) * update
+                continue
             m[i] = b1 * m[i] + (1 - b1) * gradient
             v[i] = b2 * v[i] + (1 - b2) * gradient**2
             mean, square = m[i] / (1 - b1 ** (step + 1)), v[i] / (1 - b2 ** (step + 1))
@@ -80,8 +105,9 @@ BASE = Recipe("mine").replace(
 LAYERS, SEVERAL = {"layer_decay": 0.5}, {"layer_decay": 0.5, "ema": 0.7, "accumulate_steps": 2}
 CHANGES = [
     *({}, {"clip_norm": 0.5}, {"ema": 0.7}, LAYERS, {"clip_norm": 0.5, **SEVERAL}),
+    *({"algorithm": "muon"}, {"algorithm": "muon", **SEVERAL}),
 ]
-HERE = CHANGES if BACKEND == "torch" else [CHANGES[0], CHANGES[4]]  # None, and all.
+HERE = CHANGES if BACKEND == "torch" else [CHANGES[0], CHANGES[4], CHANGES[6]]  # None, and all.
 
 
 @pytest.mark.parametrize("changes", HERE, ids=lambda changes: "-".join(changes) or "plain")
@@ -143,7 +169,7 @@ def test_rates_fall_toward_the_images(family):
         assert rate_factors(model, 0.5) == tuple(map(by_variable.get, left))
 
 
-@pytest.mark.parametrize("changes", ({}, {**LAYERS, "ema": 0.7}))
+@pytest.mark.parametrize("changes", ({}, {**LAYERS, "ema": 0.7, "algorithm": "muon"}))
 def test_saved_and_loaded(tmp_path, changes):
     """Decay of kernels and rates per layer survive, as does the state."""
     model = two_layers()

@@ -22,7 +22,7 @@ WRONG = {
     "learning_rate": (0.0, float("nan"), "fast"), "base_batch_size": (0,),
     "final_learning_rate": (1.0, -1e-6), "warmup_epochs": (10, -1),
     "warmup_learning_rate": (-1e-6,), "cooldown_epochs": (-1, 0.5), "decay": ("linear",),
-    "weight_decay": (-0.1,), "beta_1": (1.0,), "beta_2": (1,),
+    "algorithm": ("sgd",), "weight_decay": (-0.1,), "beta_1": (1.0,), "beta_2": (1,),
     "epsilon": (0,), "clip_norm": (0.0,), "layer_decay": (0.0, 1.5), "ema": (0, 1.0),
     "accumulate_steps": (0, 1.5), "drop_path": (1.0, -0.1), "drop_path_schedule": (True, "rising"),
     "similarity": (-1,), "similarity_depth": (0,), "remat": ("yes",), "crop_ratio": (0,),
