@@ -1,7 +1,7 @@
 """The devices of a run, on one or several machines.
 
 JAX (`keras.distribution`) and TensorFlow (`MirroredStrategy`) have one process per machine, PyTorch
-(`DistributedDataParallel`) one per device. `batch_size` always counts the images on all devices.
+(`torch.distributed`) one per device. `batch_size` always counts the images on all devices.
 """
 
 import atexit

@@ -1,7 +1,7 @@
 """Training and evaluation on several devices, beyond what the backends do.
 
 Under JAX, the compiled step computes the same function of the whole batch on any number of devices,
-so only `shard_of` is needed, on several machines. PyTorch also needs DistributedDataParallel and
+so only `shard_of` is needed, on several machines. PyTorch also needs gradients and
 metrics over all processes; PyTorch and TensorFlow need different random numbers in each replica.
 """
 
@@ -143,6 +143,7 @@ class Replicate(keras.callbacks.Callback):
     def on_train_end(self, logs=None):
         if _runs("torch"):
             self.model.train_function = None
+            del self.model.optimizer.apply
 
     def on_test_begin(self, logs=None):
         self._average_statistics()
@@ -156,15 +157,15 @@ class Replicate(keras.callbacks.Callback):
             self.model.test_function = None
 
     def _begin_torch(self):
-        """Make Keras's `train_step` call the model through DistributedDataParallel."""
-        from torch.nn.parallel import DistributedDataParallel
+        """Give all processes the variables of the chief, and the means of their gradients."""
+        from torch import distributed
 
-        # This also copies all variables from the chief. A static graph may have unused variables.
-        parallel = DistributedDataParallel(self.model, static_graph=True)
-        calls = {"__call__": lambda _, *args, **kwargs: parallel(*args, **kwargs)}
-        view = object.__new__(type("Parallel", (type(self.model),), calls))
-        object.__setattr__(view, "__dict__", vars(self.model))
-        self.model.train_function = self._over_processes(view.train_step)
+        for variable in self.model.variables:
+            distributed.broadcast(variable.value.detach(), 0)
+        optimizer, apply = self.model.optimizer, self.model.optimizer.apply
+        # Of this object: a user's optimizer takes means, too.
+        optimizer.apply = lambda gradients, variables: apply(_means(gradients), variables)
+        self.model.train_function = self._over_processes(self.model.train_step)
 
     def _over_processes(self, step):
         """Return a train or test function whose metrics count the images of all processes."""
@@ -207,7 +208,7 @@ class Replicate(keras.callbacks.Callback):
         variables = [v for norm in norms for v in (norm.moving_mean, norm.moving_variance)]
         variables += averages_of(self.model)
         if _runs("torch"):
-            means = _sums([v.value.detach() / in_use().count for v in variables])
+            means = _means([v.value.detach() for v in variables])
         else:
             means = [np.mean([copy.numpy() for copy in copies_of(v)], 0) for v in variables]
         for variable, mean in zip(variables, means, strict=True):
@@ -227,7 +228,12 @@ def _sums(tensors):
 
     if not tensors:
         return []
-    total = torch.cat([tensor.double().flatten() for tensor in tensors])
+    total = torch.cat([tensor.flatten() for tensor in tensors])
     distributed.all_reduce(total)
     sums = torch.split(total, [tensor.numel() for tensor in tensors])
     return [s.reshape(t.shape).to(t.dtype) for s, t in zip(sums, tensors, strict=True)]
+
+
+def _means(tensors):
+    """Return the means over all processes (PyTorch)."""
+    return [total / in_use().count for total in _sums(tensors)]
