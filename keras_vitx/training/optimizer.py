@@ -162,11 +162,22 @@ def adamw(value, mean, square, gradient, rate, decay, step, beta_1, beta_2, epsi
     return value - rate * (update + decay * value), mean, square
 
 
+def orthogonalize(matrix):
+    """Return a matrix with the singular vectors of another, and singular values close to 1."""
+    is_tall = matrix.shape[0] > matrix.shape[1]
+    x = ops.transpose(matrix) if is_tall else matrix
+    x = x / (ops.norm(x) + 1e-7)
+    for _ in range(5):
+        square = x @ ops.transpose(x)
+        x = 3.4445 * x + (-4.7750 * square + 2.0315 * square @ square) @ x
+    return ops.transpose(x) if is_tall else x
+
+
 def muon(value, momentum, gradient, rate, decay):
     """Return a matrix and its momentum after an update, as the second equation of `AdamW` says."""
     momentum = 0.95 * momentum + ops.cast(gradient, momentum.dtype)
     nesterov = ops.cast(gradient, momentum.dtype) + 0.95 * momentum
-    update = keras.optimizers.Muon().zeropower_via_newtonschulz5(nesterov, 5)
+    update = orthogonalize(nesterov)
     scale = 0.2 * max(value.shape) ** 0.5
     return (1 - rate * decay) * ops.cast(value, momentum.dtype) - rate * scale * update, momentum
 
@@ -190,7 +201,7 @@ class AdamW(AdamHooks, keras.optimizers.AdamW):
     $$M \leftarrow 0.95\,M + G, \qquad W \leftarrow (1 - \eta\lambda)\,W
     - 0.2\,\eta\sqrt{\max(n, m)}\ \mathrm{NS}(G + 0.95\,M),$$
 
-    where NS, five steps of Keras's Newton-Schulz iteration, brings singular values close to 1.
+    where NS, five steps of a Newton-Schulz iteration, brings all singular values close to 1.
 
     (Keras's $\epsilon$ is larger by $1 / \sqrt{1 - \beta_2^t}$.) The moments and the moving average
     of a variable in half precision are float32. The moving average of a `Chain` has the statistics
