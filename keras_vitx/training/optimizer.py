@@ -152,6 +152,22 @@ class WarmupCosine(keras.optimizers.schedules.LearningRateSchedule):
         return dataclasses.asdict(self)
 
 
+def trace_once(function: Callable) -> Callable:
+    """Return a function, which TensorFlow traces once for each shape: half of a step's nodes."""
+    if keras.backend.backend() != "tensorflow":
+        return function
+    import tensorflow as tf
+
+    graph = tf.function(function, autograph=False, experimental_attributes={"_noinline": True})
+
+    def call(*inputs):
+        # As tensors: each variable would be another graph.
+        return graph(*(x if isinstance(x, float) else tf.convert_to_tensor(x) for x in inputs))
+
+    return call
+
+
+@trace_once
 def adamw(value, mean, square, gradient, rate, decay, step, beta_1, beta_2, epsilon):
     """Return a variable and its moments after an update, as the equation of `AdamW` says."""
     value, gradient = ops.cast(value, mean.dtype), ops.cast(gradient, mean.dtype)
