@@ -64,7 +64,6 @@ class Evaluator(keras.Model):
         metrics: Keras metrics or their names.
         order: Indices of the outputs in the order of the labels; None leaves the order.
         normalize: Whether the outputs of `order` are divided by their sum.
-        flips: Whether the outputs are the mean of those of an image and of its mirror image.
     """
 
     def __init__(
@@ -74,10 +73,9 @@ class Evaluator(keras.Model):
         metrics: Sequence[Any] = (),
         order: Sequence[int] | None = None,
         normalize: bool = False,
-        flips: bool = False,
     ):
         super().__init__(autocast=False)
-        self.model, self.order, self.normalize, self.flips = model, order, normalize, flips
+        self.model, self.order, self.normalize = model, order, normalize
         loss = keras.losses.get(loss)
         per_image = loss.call if isinstance(loss, keras.losses.Loss) else loss
         mean_loss = LossPerImage(per_image)
@@ -88,10 +86,7 @@ class Evaluator(keras.Model):
         self.compile(weighted_metrics=[mean_loss, *metrics])
 
     def call(self, images):
-        images = unpack_images(images)
-        outputs = self.model(images, training=False)
-        if self.flips:
-            outputs = (outputs + self.model(ops.flip(images, 2), training=False)) / 2
+        outputs = self.model(unpack_images(images), training=False)
         if self.order is None:
             return outputs
         if outputs.shape[-1] == 1:  # The probability of the second of two classes.
@@ -138,7 +133,6 @@ def evaluate(
     batch_size: int = 64,
     crop_ratio: float | None = None,
     restrict: bool = False,
-    flips: bool = False,
     perturb: Callable[[Any, np.ndarray, int], np.ndarray] | None = None,
     predictions: bool = False,
 ) -> dict[str, Any]:
@@ -169,7 +163,6 @@ def evaluate(
         crop_ratio: Replaces that of the model's preprocessing; above 1, images are padded.
         restrict: Whether to use only the outputs of the source's classes, as is usual for the 200
             classes of ImageNet-A and ImageNet-R.
-        flips: Whether to predict the mean of the outputs for an image and its mirror image.
         perturb: A function that changes the images of each batch, such as those of
             `keras_vitx.robustness`. Its arguments are the images, the indices of the outputs of
             their labels, and the index of the batch.
@@ -213,7 +206,7 @@ def evaluate(
         check(replicas == 1, "`perturb` must be None on several devices.", replicas)
         batches = batches.map(functools.partial(_perturb, perturb, order))
     normalize = restrict and outputs.kind == "softmax"
-    evaluator = Evaluator(model, task.loss(), task.metrics(), order, normalize, flips)
+    evaluator = Evaluator(model, task.loss(), task.metrics(), order, normalize)
     shows_progress = keras.config.is_interactive_logging_enabled() and sys.stdout.isatty()
     metrics = evaluator.measure(batches, verbose=int(shows_progress))
     results = {"split": split, "images": evaluator.count(), **metrics}

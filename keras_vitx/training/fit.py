@@ -90,7 +90,7 @@ def fit(
     distillation = make_distillation(classifier, teacher, data)
     if distillation is not None:
         train = distillation.batches(train, model)
-    evaluator = compile_model(classifier, data, distillation, callbacks)
+    evaluator = compile_model(classifier, data, distillation)
 
     first = [Replicate(), AverageWeights(), StopAtNonFinite()]
     if data.validation is not None:

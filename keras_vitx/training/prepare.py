@@ -10,9 +10,7 @@ import numpy as np
 from keras_vitx.checks import check, check_argument
 from keras_vitx.data.predictions import unnamed_classes
 from keras_vitx.keras_internals import sublayers
-from keras_vitx.layers.base import forget_programs, optimizer_of
-from keras_vitx.layers.block import Block
-from keras_vitx.layers.sharing import SharedMapsBlock
+from keras_vitx.layers.base import forget_programs
 from keras_vitx.losses import PerHead
 from keras_vitx.outputs import ACTIVATIONS, class_names_of, is_chain, layers_of
 from keras_vitx.preprocessing import ModelInput
@@ -59,8 +57,6 @@ def apply_settings(model: keras.Model, recipe: Recipe) -> None:
         check(chains, rule, recipe.drop_path)
         for chain in chains:
             chain.set_drop_path(recipe.drop_path, recipe.drop_path_schedule)
-    if recipe.similarity is not None:
-        set_similarity(model, recipe.similarity, recipe.similarity_depth or 1)
     if recipe.remat is not None:
         rule = "`remat` must be None for a model that is not a `Chain`: use `keras.RematScope`."
         check(is_chain(model), rule, recipe.remat)
@@ -77,22 +73,6 @@ def apply_settings(model: keras.Model, recipe: Recipe) -> None:
             layer.trainable = layer is head
     if recipe.precision is not None:
         set_precision(model, recipe.precision)
-
-
-def set_similarity(model: keras.Model, weight: float, depth: int) -> None:
-    """Set the weight of the similarity between maps in the loss, in place.
-
-    Each of the first `depth` pairs of blocks has the weight `weight / depth` (DeepViT, Appendix A,
-    Equation 6, whose B is `depth`). Raises a ValueError unless the blocks share their maps.
-    """
-    blocks = [part for part in sublayers(model) if isinstance(part, Block)]
-    compared = [x for x in blocks[1 : depth + 1] if isinstance(x, SharedMapsBlock)]
-    is_known = len(compared) == depth and all(block.receives_maps for block in compared)
-    rule = f"`similarity` must be None unless {depth + 1} blocks are made to share maps."
-    check(is_known or not weight, rule, weight)
-    for block in blocks:
-        if isinstance(block, SharedMapsBlock):
-            block.similarity = weight / depth if block in compared else 0.0
 
 
 def set_precision(model: keras.Model, precision: Precision) -> None:
@@ -199,12 +179,8 @@ def compile_model(
     classifier: Classifier,
     data: TrainingData,
     teacher: Distillation | None,
-    callbacks: Sequence[keras.callbacks.Callback],
 ) -> Evaluator:
-    """Compile a model, and return an `Evaluator` of it: by the recipe, unless by the user.
-
-    Raises a ValueError if there is nothing to train, or callbacks set a rate that has a schedule.
-    """
+    """Compile a model, and return an `Evaluator` of it: by the recipe, unless by the user."""
     model, compiled, recipe = classifier.model, classifier.compiled, data.recipe
     check(bool(model.trainable_variables), "`model` must have a trainable variable.", model.name)
     arguments = dict(compiled)
@@ -226,19 +202,9 @@ def compile_model(
         log.warning("The model is compiled: its %s stay. The optimizer is %s.", names, name)
     # Again, if all is the user's: half precision scales the loss.
     model.compile(**arguments)
-    check_rates(model, callbacks)
     metrics = keras.tree.flatten([arguments.get("metrics"), arguments.get("weighted_metrics")])
     metrics = [metric for metric in metrics if metric is not None]
     return Evaluator(model, compiled["loss"] if data.task is None else data.task.loss(), metrics)
-
-
-def check_rates(model: keras.Model, callbacks: Sequence[keras.callbacks.Callback]) -> None:
-    """Raise a ValueError if callbacks set the rate of a compiled model, which has a schedule."""
-    setters = (keras.callbacks.ReduceLROnPlateau, keras.callbacks.LearningRateScheduler)
-    names = [type(callback).__name__ for callback in callbacks if isinstance(callback, setters)]
-    is_fixed = isinstance(optimizer_of(model).get_config()["learning_rate"], dict)
-    rule = "`callbacks` must not set a learning rate that has a schedule: compile the model first."
-    check(not (names and is_fixed), rule, names)
 
 
 def _permute(heads, order):

@@ -77,8 +77,6 @@ class Recipe:
         drop_path: Rate of stochastic depth. For this and the settings up to `precision`, None
             leaves the network as it was built.
         drop_path_schedule: `"linear"`, from 0 to that rate in the last block, or `"constant"`.
-        similarity: Weight of the similarity between maps in the loss (DeepViT, Appendix A).
-        similarity_depth: Number of pairs of blocks whose maps are compared.
         remat: What training recomputes to save memory: False, `"products"` or True, as in `Chain`.
         crop_ratio: Crop ratio in evaluation.
         train: `"head"` freezes all but the classifier, for a first stage; `"all"` trains all, as
@@ -126,8 +124,6 @@ class Recipe:
 
     drop_path: Fraction | None = None
     drop_path_schedule: Literal["linear", "constant"] = "linear"
-    similarity: NonNegativeFloat | None = None
-    similarity_depth: PositiveInt | None = None
     remat: Remat | None = None
     crop_ratio: PositiveFloat | None = None
     train: Literal["all", "head"] | None = None
@@ -152,8 +148,6 @@ class Recipe:
         check(falls, rule, self.final_learning_rate)
         rule = f"`accumulate_steps` must divide batch_size={self.batch_size}."
         check(self.batch_size % self.accumulate_steps == 0, rule, self.accumulate_steps)
-        rule = "`similarity_depth` must be set with `similarity`."
-        check(not self.similarity or self.similarity_depth, rule, self.similarity_depth)
         rule = "`patience` must be None unless result='best'."
         check(self.result == "best" or self.patience is None, rule, self.patience)
 

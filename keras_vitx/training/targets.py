@@ -99,33 +99,26 @@ class Distillation:
             student: The model to train.
 
         Raises:
-            ValueError: if student and teacher differ in their classes or in the channels or aspect
-                ratio of their images, or one of them has no `preprocessing`.
+            ValueError: if one of them has no `preprocessing`, or they differ in the aspect ratio of
+                their images or, in the first batch, in their classes.
         """
         classes, name, soft = student.output_shape[-1], _label_name(student), self.kind == "soft"
         prepare = _preparation(ModelInput.of(student), self.teacher)
-
-        def predict(images):
-            images = prepare(unpack_images(images))
-            return np.asarray(self.teacher.predict_on_batch(images), "float32")
-
-        def teach(index, batch):
-            images, labels, *weights = batch
-            labels = labels if isinstance(labels, dict) else {"head": labels}
-            found = predict(images)
-            found = outputs.probabilities(found) if soft else found.argmax(-1)
-            return images, {**labels, name: keras.ops.convert_to_numpy(found)}, *weights
-
-        shape = getattr(self.teacher, "output_shape", None)
-        if shape is None:  # A subclassed model.
-            shape = predict(np.zeros((1, *student.input_shape[1:]), "float32")).shape
-        fits = isinstance(shape, tuple) and len(shape) == 2 and shape[1] == classes
         rule = f"`teacher` must have one output (batch, {classes}), for the student's classes."
-        check(fits, rule, shape)
         if soft:
             outputs = outputs_of(self.teacher)
             is_sigmoid = outputs.kind == "sigmoid"
             check(not is_sigmoid, "`teacher` must return logits or a softmax.", outputs.kind)
+
+        def teach(index, batch):
+            images, labels, *weights = batch
+            labels = labels if isinstance(labels, dict) else {"head": labels}
+            answers = self.teacher.predict_on_batch(prepare(unpack_images(images)))
+            answers = np.asarray(answers, "float32")
+            check(answers.ndim == 2 and answers.shape[1] == classes, rule, answers.shape)
+            answers = outputs.probabilities(answers) if soft else answers.argmax(-1)
+            return images, {**labels, name: keras.ops.convert_to_numpy(answers)}, *weights
+
         return as_batches(batches).map(teach)
 
 
@@ -142,9 +135,6 @@ def _preparation(inputs: ModelInput, teacher: keras.Model) -> Callable[[Any], An
     """Return the function from the student's input to the teacher's."""
     preprocess = getattr(teacher, "preprocessing", None)
     shape = getattr(teacher, "input_shape", (None,) * 4)  # A subclassed model has none.
-    fits = isinstance(shape, tuple) and len(shape) == 4 and shape[3] in (None, inputs.channels)
-    rule = f"`teacher` must take images with the student's {inputs.channels} channels."
-    check(fits, rule, shape)
     size = tuple(n or default for n, default in zip(shape[1:3], inputs.size, strict=True))
     rule = f"`teacher` must take images of the student's aspect ratio, as of {inputs.size}."
     check(size[0] * inputs.size[1] == size[1] * inputs.size[0], rule, size)

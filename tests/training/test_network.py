@@ -7,7 +7,6 @@ from harness import FAMILIES, MIXED, array, blocks, close, numbers
 
 from keras_vitx.keras_internals import sublayers
 from keras_vitx.training import Recipe, apply_settings, set_precision
-from keras_vitx.training.prepare import set_similarity
 
 REFINED = "RefinedViT", "mixed_float16"
 IMAGES = numbers((8, 16, 16, 3))
@@ -40,30 +39,16 @@ def test_as_if_built_with_that_rate(family):
 
 
 @pytest.mark.backend_free
-def test_similarity():
-    arguments = {"depth": 4, "similarity": 0.3, "similarity_depth": 1, "name": "model"}
-    for family in ("DeepViT", "RefinedViT"):
-        model = FAMILIES[family](**arguments)
-        assert of_blocks(model, "similarity") == [0, 0.3, 0, 0]
-    # A Refined-ViT carries its maps in any case.
-    set_similarity(model, 0.6, 2)
-    assert of_blocks(model, "similarity") == [0, 0.3, 0.3, 0]
-    built = FAMILIES["RefinedViT"](**arguments | {"similarity": 0.6, "similarity_depth": 2})
-    assert layers_in(model) == layers_in(built)
-
-
-@pytest.mark.backend_free
 def test_settings_of_a_recipe():
     model = FAMILIES["RefinedViT"]()
     before = model.get_config()
     apply_settings(model, Recipe("mine"))
     assert model.get_config() == before
-    recipe = Recipe("mine", similarity=0.1, similarity_depth=2, remat=True, crop_ratio=1.25)
+    recipe = Recipe("mine", remat=True, crop_ratio=1.25)
     apply_settings(model, recipe)
     inside = keras.Sequential([keras.Input((16, 16, 3)), model])
     apply_settings(inside, Recipe("mine", drop_path=0.2, drop_path_schedule="constant"))
     assert of_blocks(model, "drop_path") == [0.2] * len(blocks(model))
-    assert of_blocks(model, "similarity") == [0, 0.05, 0.05]
     assert model.remat
     assert model.preprocessing.crop_ratio == 1.25
 

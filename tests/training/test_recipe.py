@@ -25,7 +25,7 @@ WRONG = {
     "algorithm": ("sgd",), "weight_decay": (-0.1,), "beta_1": (1.0,), "beta_2": (1,),
     "epsilon": (0,), "clip_norm": (0.0,), "layer_decay": (0.0, 1.5), "ema": (0, 1.0),
     "accumulate_steps": (0, 1.5), "drop_path": (1.0, -0.1), "drop_path_schedule": (True, "rising"),
-    "similarity": (-1,), "similarity_depth": (0,), "remat": ("yes",), "crop_ratio": (0,),
+    "remat": ("yes",), "crop_ratio": (0,),
     "label_smoothing": (1.0, -0.1), "distillation": ("medium",),
     "temperature": (0,), "distillation_weight": (1.5, -0.1), "flip": (1.5,), "mixup": (-0.1,),
     "result": ("first",), "steps_per_epoch": (0, 1.5), "min_updates": (0, 1.5),
@@ -132,7 +132,7 @@ PAPERS = {
     "convit_plus": (4e-4, {"epochs": 300, "batch_size": 512, "repeats": 3}),
     "cait": (1e-3, {"epochs": 400, "batch_size": 1024, "warmup_epochs": 5, "drop_path": None}),
     "deepvit": (5e-4, {"batch_size": 256, "cooldown_epochs": 10, "repeats": 1, "ema": 0.99996}),
-    "refiner": (5e-4, {"batch_size": 256, "drop_path": 0.1, "similarity_depth": 2, "ema": 0.99996}),
+    "refiner": (5e-4, {"batch_size": 256, "drop_path": 0.1, "ema": 0.99996}),
     "higher_resolution": (5e-6, {"epochs": 30, "batch_size": 512, "weight_decay": 1e-8}),
     "transfer": (1e-4, {"epochs": 1000, "warmup_epochs": 5, "crop_ratio": 0.875}),
 }

@@ -23,9 +23,9 @@ def test_a_short_trial(name, tmp_path):
     parts = {"warmup_epochs": min(recipe.warmup_epochs, 0.5), "min_updates": None}
     parts |= {"cooldown_epochs": min(recipe.cooldown_epochs, 1)}
     recipe = recipe.replace(epochs=2, batch_size=8, **parts)
-    if recipe.similarity:
-        recipe = recipe.replace(similarity_depth=1)
-        model = FAMILIES["RefinedViT"](drop_path=0.0, dense_head=True)
+    if name == "refiner":
+        settings = {"dense_head": True, "similarity": 0.1, "similarity_depth": 1}
+        model = FAMILIES["RefinedViT"](drop_path=0.0, **settings)
     else:
         model = FAMILIES["CaiT"](depth=2, drop_path=0.0)
     before = model.get_weights()
@@ -86,15 +86,14 @@ def test_the_average_is_measured_and_kept(result, tmp_path):
 
 @pytest.mark.backend_free
 def test_the_regularizer_is_part_of_the_loss():
-    """It is linear in its weight, which the recipe deepvit sets."""
+    """It is linear in the weight with which the model was built."""
     losses = []
     for weight in (0.0, 0.1, 0.2):
         keras.utils.set_random_seed(0)
-        settings = {"similarity": 0.1, "similarity_depth": 3, "similarity_over": "queries"}
+        settings = {"similarity": weight, "similarity_depth": 3, "similarity_over": "queries"}
         model = FAMILIES["DeepViT"](depth=4, drop_path=0.0, **settings)
         changes = {"epochs": 1, "batch_size": 8, "warmup_epochs": 0, "augmentation": None}
-        changes |= {"learning_rate": 1e-12, "final_learning_rate": 0.0, "similarity": weight}
-        history = kv.fit(model, SOURCE, similarity_depth=3, **changes)
-        losses.append(history.history["loss"][0])
+        changes |= {"learning_rate": 1e-12, "final_learning_rate": 0.0}
+        losses.append(kv.fit(model, SOURCE, **changes).history["loss"][0])
     assert abs(losses[1] - losses[0]) > 1e-4
     assert losses[2] - losses[0] == pytest.approx(2 * (losses[1] - losses[0]), rel=1e-3)
