@@ -13,7 +13,13 @@ from keras_vitx.backend import restore_variables
 from keras_vitx.checks import Remat, check, check_argument
 from keras_vitx.files import atomic_write
 from keras_vitx.keras_internals import sublayers
-from keras_vitx.layers.base import at_least_float32, forget_programs, register, serialize
+from keras_vitx.layers.base import (
+    at_least_float32,
+    forget_programs,
+    quantized_layers,
+    register,
+    serialize,
+)
 from keras_vitx.layers.beit import RelativePositionBias
 from keras_vitx.layers.block import Block
 from keras_vitx.layers.cait import ClassBlock
@@ -409,6 +415,7 @@ class Chain(MultiHeadTraining, ImageModel):
 
     def get_config(self) -> dict[str, Any]:
         """Return the config from which `from_config` makes an equal model with new weights."""
+        quantized_layers(self)  # Refuses LoRA on a quantized head, a layer of Keras.
         return {**super().get_config(), "layers": serialize(self.layers)}
 
 

@@ -208,14 +208,15 @@ def test_what_changes_after_a_step_is_trained():
 
 
 # keras-team/keras#21928: what is rounded is what `quantize` was told, also after loading.
-@pytest.mark.parametrize("adapted", [False, True])
+@pytest.mark.parametrize("adapted", [None, "block", "head"])
 def test_quantized_by_a_config(adapted, tmp_path):
     model = randomized("ViT")
     config = keras.quantizers.Int8QuantizationConfig(activation_quantizer=None)
     model.quantize(config=config)
     images = np.random.default_rng(0).normal(size=(2, *model.input_shape[1:]))
     if adapted:
-        model.get_layer("blocks_0").attention.qkv.enable_lora(2)
+        block, head = model.get_layer("blocks_0"), model.get_layer("head")
+        (head if adapted == "head" else block.attention.qkv).enable_lora(2)
         with pytest.raises(ValueError, match="no LoRA when it is saved"):
             model.save(tmp_path / "m.keras")
         return
