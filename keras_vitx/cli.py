@@ -30,6 +30,7 @@ from rich.text import Text
 
 import keras_vitx as kv
 from keras_vitx import backend as backends
+from keras_vitx.files import own_held_out
 
 HELP = "Vision transformers with modified attention: train, measure, explore and export them."
 PLAIN = {"exit_on_error": False, "print_error": False, "result_action": "return_value"}
@@ -41,7 +42,6 @@ app = App("keras-vitx", help=HELP, group_parameters=OTHER, **PLAIN)
 app.meta.help_flags = app.meta.version_flags = ()
 
 SKIP = {"callbacks", "charts", "images", "name", "names", "path", "paths", "perturb", "predictions"}
-SKIP |= {"about"}
 SHELL_TYPES = (bool, float, str, tuple, NoneType, Literal, Sequence)
 FIRST = {"epochs", "batch_size", "learning_rate", "augmentation"}
 OPTIONS: set[str] = set()  # The names in Python of those of the command that runs.
@@ -60,9 +60,7 @@ def option(kind: Any, text: str, **more: Any) -> Any:
 
 
 Model = option(str, "A size (`keras-vitx list`), a `.keras` file or `hf://owner/repo`.")
-WEIGHTS = (
-    "Those of a size: a name (`keras-vitx list --weights`), file, `hf://owner/repo` or `none`."
-)
+WEIGHTS = "Of a size: a name (`keras-vitx list --weights`), file, `hf://owner/repo` or `none`."
 Weights = option(str | None, WEIGHTS)
 Source = option(str, "Directories of classes, `.csv`, `.npz`, `tfds:NAME` or `fashion_mnist`.")
 Images = option(str, "Image files, and directories; exit code 1 if one can't be read.")
@@ -192,8 +190,6 @@ def train(
     """Train or fine-tune a model by a recipe."""
     import keras
 
-    if output and (output / "run.json").exists() and not options.get("resume"):
-        raise ValueError(f"{output} holds a run: choose another --output, or --resume.")
     if devices is not None:
         kv.training.use_devices(devices)
     keras.utils.set_random_seed(options.get("seed", 0))
@@ -209,29 +205,34 @@ def train(
         output = output or next(path for path in runs if not path.exists())
     options = {name: None if value == "none" else value for name, value in options.items()}
     options |= {"validation_split": validation_split, "fraction": fraction}
-    print("Preparing the first step, which takes longer than the others.", flush=True)
+    print("The first step is prepared: 10 to 60 seconds on a CPU, once.", flush=True)
     try:
         kv.fit(network, dataset, output=output, **options)
     except KeyboardInterrupt:
-        rows = (path.read_text().splitlines() for path in output.glob("history.csv"))
-        epochs = max([0, *(len(each) - 1 for each in rows)])
+        log = output / "history.csv"
+        epochs = len(log.read_text().splitlines()) - 1 if log.exists() else 0
         return report(f"epoch {epochs} is kept; go on with --output {output} --resume.")
 
 
 @app.command
 def evaluate(
-    model: Model, source: Source, /, *, weights: Weights = None, json: Json = False, **options: Any
+    model: Model,
+    source: Source,
+    /,
+    *,
+    weights: Weights = None,
+    classes: option(Path | None, "Draw confusion to this file, and print a row per class.") = None,
+    json: Json = False,
+    **options: Any,
 ) -> None:
     """Measure a model on labeled images; of its own run's source, on those held out."""
-    run, images = Path(model).with_name("run.json"), source
-    try:
-        record = dict(json_text.loads(run.read_text("utf-8"))) if run.is_file() else {}
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"{run} is damaged, or not of a run: {error}") from error
-    if record.get("source") == str(Path(source).resolve()):
-        print(f"Measured: the images that {run.parent} held out.", file=sys.stderr)
-        images = kv.data.load_dataset(source, validation_split=record["held_out"])
-    show(json, kv.evaluate(open_model(model, weights), images, **options))
+    dataset = kv.data.load_dataset(source, validation_split=own_held_out(model, source))
+    network = open_model(model, weights)
+    results = kv.evaluate(network, dataset, predictions=classes is not None, **options)
+    if classes is not None:
+        kv.analysis.plot_confusion(results, classes)
+        results = kv.analysis.classes_of(results, getattr(dataset, results["split"]))
+    show(json, results)
 
 
 @app.command
@@ -276,7 +277,7 @@ def explore(
 ) -> None:
     """Write an HTML page that shows where a model looks."""
     files, network = files_of(images), open_model(model, weights)
-    options["about"] = ", ".join({model, weights} - {network.size, "none", None})
+    options.setdefault("about", ", ".join({model, weights} - {network.size, "none", None}))
     page = kv.analysis.explore(network, files, output, **options)
     print(f"Wrote {page}, {page.stat().st_size / 1e6:.1f} MB.")
 

@@ -1,11 +1,14 @@
-"""Paths of this machine, and writing files whole or not at all."""
+"""Paths of this machine, writing files whole or not at all, and the records of runs."""
 
 import contextlib
+import json
+import logging
 import os
 import re
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 
 def local_path(path: str | os.PathLike) -> Path:
@@ -46,3 +49,23 @@ def atomic_write(path: str | os.PathLike) -> Iterator[Path]:
             if not path.exists():
                 before.rename(path)
             raise
+
+
+def read_record(run: str | os.PathLike) -> dict[str, Any]:
+    """Read the record of a training run from its directory or its `run.json`."""
+    path = local_path(run)
+    path = path / "run.json" if path.is_dir() else path
+    try:
+        return {"recipe": {}, "held_out": []} | dict(json.loads(path.read_text("utf-8")))
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{path} is damaged, or not of a run: {error}") from error
+
+
+def own_held_out(file: str | os.PathLike, source: Any) -> list[str] | float:
+    """Return the images of `source` that the run of a model file held out; 0 of another source."""
+    run = Path(file).with_name("run.json")
+    record = read_record(run) if run.is_file() else {}
+    if record.get("source") != str(Path(source).resolve()):
+        return 0.0
+    logging.getLogger(__name__).info("Measured: the images that %s held out.", run.parent)
+    return record["held_out"]

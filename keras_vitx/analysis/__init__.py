@@ -2,10 +2,11 @@
 
 from keras_vitx.analysis import measures as measures
 from keras_vitx.analysis.attribution import attribute as attribute
+from keras_vitx.analysis.classes import classes_of as classes_of
+from keras_vitx.analysis.classes import plot_confusion as plot_confusion
 from keras_vitx.analysis.dynamics import MeasureDuringTraining as MeasureDuringTraining
 from keras_vitx.analysis.dynamics import plot_dynamics as plot_dynamics
 from keras_vitx.analysis.dynamics import read_dynamics as read_dynamics
-from keras_vitx.analysis.dynamics import results_by_epoch as results_by_epoch
 from keras_vitx.analysis.figures import plot_by_block as plot_by_block
 from keras_vitx.analysis.figures import plot_curves as plot_curves
 from keras_vitx.analysis.figures import plot_history as plot_history

@@ -125,29 +125,6 @@ def read_dynamics(path: str | os.PathLike) -> list[dict[str, Any]]:
     return [row | {"head": int(row["head"]) if row["head"] else ""} for row in rows]
 
 
-def results_by_epoch(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, dict[str, Any]]]:
-    """Convert the rows of a training to results like those of `measure`, in order of time.
-
-    For figures of several epochs, such as CaiT's Figure 4:
-    `plot_by_block({"CaiT": results_by_epoch(rows)}, ["attention_branch", "mlp_branch"], path)`.
-
-    Args:
-        rows: The rows of a `MeasureDuringTraining`, or of its file (`read_dynamics`).
-
-    Returns:
-        One dictionary per measurement: values by measure and block, or lists of one value per head
-        for measures with heads.
-    """
-    steps: dict[int, dict[str, dict[str, Any]]] = {}
-    for row in rows:
-        blocks = steps.setdefault(row["step"], {}).setdefault(row["measure"], {})
-        if row["head"] == "":
-            blocks[row["block"]] = row["value"]
-        else:
-            blocks.setdefault(row["block"], []).append(row["value"])
-    return [steps[step] for step in sorted(steps)]
-
-
 def plot_dynamics(
     rows: Sequence[Mapping[str, Any]],
     path: str | os.PathLike,

@@ -19,14 +19,6 @@ Results = Mapping[str, Mapping[str, np.ndarray]]
 Points = Mapping[float, float] | Sequence[Mapping[str, Any]]
 
 
-def mark(axis: Any, row: int, column: int, height: float = 1, width: float = 1) -> None:
-    """Draw a red box around a patch of an image; `height` and `width` are those of a patch."""
-    from matplotlib.patches import Rectangle
-
-    corner = column * width - 0.5, row * height - 0.5
-    axis.add_patch(Rectangle(corner, width, height, fill=False, edgecolor="red"))
-
-
 def colors(values: ArrayLike, low: float | None = None) -> dict[str, Any]:
     """Return palette and limits of `imshow`: from `low`, or about 0 if some values are negative."""
     smallest, largest = np.nanmin(values), np.nanmax(values)
@@ -44,7 +36,7 @@ def shade(index: int, count: int) -> Any:
 
 
 def plot_by_block(
-    results: Mapping[str, Results | Sequence[Results]],
+    results: Mapping[str, Results],
     names: str | Sequence[str],
     path: str | os.PathLike,
 ) -> Picture:
@@ -58,27 +50,20 @@ def plot_by_block(
     `["attention_branch", "mlp_branch"]` (CaiT, Figure 4).
 
     Args:
-        results: Results of `measure`, by label. A sequence of results is one model after several
-            epochs, in darker shades for later ones; `results_by_epoch` converts the rows of a
-            `MeasureDuringTraining` to it.
+        results: Results of `measure`, by label.
         names: Name of the measure, or several names.
         path: Path of the file.
     """
     names = [names] if isinstance(names, str) else list(names)
     with drawing(path, (1, len(names))) as (axes,):
         for axis, name in zip(axes, names, strict=True):
-            for index, (model, epochs) in enumerate(results.items()):
-                epochs = [epochs] if isinstance(epochs, Mapping) else list(epochs)
+            for index, (model, measures) in enumerate(results.items()):
                 color = f"C{index}"
-                for number, epoch in enumerate(epochs, 1):
-                    opacity = 1 - 0.8 * (1 - number / len(epochs))
-                    last = number == len(epochs)
-                    for kind, points in _points(epoch, name).items():
-                        style = {"color": color, "alpha": opacity, "mfc": "w" if kind else color}
-                        style["label"] = model + kind if last else None
-                        axis.plot(*points, "o-" if kind else ".-", ms=4, **style)
-                if name == "entropy" and "uniform_entropy" in epochs[-1]:
-                    points = _points(epochs[-1], "uniform_entropy")
+                for kind, points in _points(measures, name).items():
+                    style = {"color": color, "mfc": "w" if kind else color, "ms": 4}
+                    axis.plot(*points, "o-" if kind else ".-", label=model + kind, **style)
+                if name == "entropy" and "uniform_entropy" in measures:
+                    points = _points(measures, "uniform_entropy")
                     axis.plot(*points[""], ":", color=color, label=None if index else "log T")
             axis.set(xlabel="block", ylabel=name.replace("_", " "))
             axis.locator_params("x", integer=True)

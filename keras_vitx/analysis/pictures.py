@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 
 from keras_vitx.analysis.attribution import Method, Target, attribute
 from keras_vitx.analysis.drawing import Picture, block_label, drawing
-from keras_vitx.analysis.figures import colors, mark
+from keras_vitx.analysis.figures import colors
 from keras_vitx.analysis.measures import entropy
 from keras_vitx.analysis.trace import as_array, class_attention, trace
 from keras_vitx.checks import check_argument
@@ -304,7 +304,7 @@ def _draw_cell(axis, cell, scale):
     """Draw a cell, which may have the color `behind` its title and labels of its axes.
 
     A picture may have its transparency, `alpha`, a gray image that it is `over`, and a patch to
-    `mark`.
+    `mark` by its row, column, height and width (by default 1).
     """
     if "image" in cell:
         heat = axis.imshow(one_or_three(np.asarray(cell["image"])), cmap="gray")
@@ -317,5 +317,9 @@ def _draw_cell(axis, cell, scale):
     axis.set_xlabel(cell.get("xlabel", ""), fontsize=7)
     axis.set_ylabel(cell.get("ylabel", ""), fontsize=7)
     if "mark" in cell:
-        mark(axis, *cell["mark"])
+        from matplotlib.patches import Rectangle
+
+        row, column, height, width = (*cell["mark"], 1, 1)[:4]
+        corner = column * width - 0.5, row * height - 0.5
+        axis.add_patch(Rectangle(corner, width, height, fill=False, edgecolor="red"))
     return heat

@@ -25,7 +25,7 @@ from keras_vitx.checks import (
 )
 from keras_vitx.data.augmentation import Augmentation
 from keras_vitx.data.augmentation.mixing import Mixing
-from keras_vitx.files import local_path
+from keras_vitx.files import read_record
 from keras_vitx.text import nearest
 
 Fraction = Annotated[float, "[0, 1)"]
@@ -251,11 +251,9 @@ class Recipe:
     def read(cls, run: str | os.PathLike) -> "Recipe":
         """Read the recipe of a training run from its directory or its `run.json`.
 
-        Raises an OSError if there is no such file.
+        Raises an OSError if there is no such file, and a ValueError if it is damaged.
         """
-        path = local_path(run)
-        path = path / "run.json" if path.is_dir() else path
-        return cls.from_dict(json.loads(path.read_text())["recipe"])
+        return cls.from_dict(read_record(run)["recipe"])
 
 
 NAMES = [setting.name for setting in dataclasses.fields(Recipe)]

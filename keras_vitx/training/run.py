@@ -11,7 +11,7 @@ import keras
 
 from keras_vitx.checks import check
 from keras_vitx.data import Dataset
-from keras_vitx.files import atomic_write, local_path
+from keras_vitx.files import atomic_write, local_path, read_record
 from keras_vitx.training.devices import in_use, is_chief
 from keras_vitx.training.source import TrainingData
 
@@ -78,11 +78,7 @@ def history_logger(output: Path, epochs: int) -> list[keras.callbacks.CSVLogger]
 def held_out(run: str | os.PathLike) -> list[str]:
     """Return the images that a run held out: file names relative to the source, or array indices.
 
-    ```python
-    held_out = kv.training.held_out("runs/photos")
-    source = kv.data.load_dataset("photos", validation_split=held_out)
-    kv.evaluate(model, source, "validation")
-    ```
+    `keras_vitx.evaluate` shows what they are for.
 
     Args:
         run: The directory of the run.
@@ -90,4 +86,4 @@ def held_out(run: str | os.PathLike) -> list[str]:
     Raises:
         OSError: if it is none.
     """
-    return json.loads((local_path(run) / RECORD).read_text("utf-8"))["held_out"]
+    return read_record(run)["held_out"]

@@ -229,3 +229,17 @@ def test_whole_maps(drawn):
     maps = [shown(axis) for axis in axes[0]]
     found = [analysis.measures.entropy(x / x.sum(-1, keepdims=True)).mean() for x in maps]
     assert found == pytest.approx(stated, abs=0.006)
+
+
+def test_classes(drawn):
+    pytest.importorskip("sklearn")
+    probabilities = np.float32([[0.9, 0.1, 0], [0.2, 0.8, 0], [0.4, 0.6, 0], [0.3, 0.7, 0]])
+    results = {"labels": np.array([0, 0, 0, 1]), "probabilities": probabilities}
+    results["class_names"] = ("ant", "bee", "cat")
+    ant, bee = analysis.classes_of(results)
+    assert ant == {
+        "class": "ant", "images": 3, "accuracy": 1 / 3, "taken for": "bee", "worst": 1
+    }  # fmt: skip
+    assert (bee["accuracy"], bee["taken for"], bee["worst"]) == (1, None, 3)
+    ((axis,),) = drawn(analysis.plot_confusion, results)
+    assert shown(axis)[:2].tolist() == [[pytest.approx(1 / 3), pytest.approx(2 / 3), 0], [0, 1, 0]]

@@ -5,6 +5,7 @@ import inspect
 import json
 import os
 import sys
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -121,6 +122,9 @@ def test_train_evaluate_and_predict(run, tiny_file, photos, tmp_path):
     other = photos.rename(tmp_path / "other")
     out, _ = run("evaluate", "out/best.keras", other)
     assert "accuracy" in out and "24" in out
+    rows = json.loads(run("evaluate", "out/best.keras", other, "--classes", "c.png", "--json")[0])
+    assert [row["images"] for row in rows] == [12, 12] and (tmp_path / "c.png").exists()
+    assert Path(rows[0]["worst"]).parent.name == rows[0]["class"]
     found = json.loads(run("predict", "out/best.keras", other / "dark", "--json")[0])
     assert len(found) == 12
     assert {each["class"] for each in found[0]["classes"]} == {"dark", "bright"}
@@ -225,13 +229,14 @@ def test_list(run):
         (["evaluate", "tiny.keras", "none.npz"], "none.npz"),
         (["evaluate", "run/best.keras", "a.csv"], "run.json is damaged"),
         (["train", "CaiT_Mini", "photoz"], "no such directory"),
+        (["train", "CaiT_Mini", "fashion_mnist", "--recipe", "run"], "run.json is damaged"),
         (["train", "CaiT_Mini", "a.csv", "--epochs", 1.9], "--epochs"),
         (["train", "CaiT_Mini", "a.csv", "--image-size", 32.9], "--image-size"),
         (["train", "CaiT_Mini", "a.csv", "--devices", "abc"], "--devices"),
         (["train", "CaiT_Mini", "a.csv", "--class-weight", "cat=2"], "--class-weight.cat 2"),
         (
-            ["train", "CaiT_Mini", "a.csv", "--output", "run"],
-            "choose another --output, or --resume",
+            ["train", "CaiT_Mini", "fashion_mnist", "--output", "run"],
+            "a run, which `--resume=True` would continue",
         ),
         (["explore", "tiny.keras", "a.png", "--output", "p.html", "--blocks", 77], "--blocks"),
         (["explore", "tiny.keras", "a.png", "--output", "p.html", "--heads", 99], "--heads"),

@@ -1,0 +1,56 @@
+"""Accuracy by class, and the confusion matrix, of predictions."""
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from keras_vitx.analysis.drawing import WEIGHTS, Picture, drawing
+from keras_vitx.data.sources.dataset import Split
+
+
+def classes_of(results: Mapping[str, Any], split: Split | None = None) -> list[dict[str, Any]]:
+    """Return a row per class that has images.
+
+    Args:
+        results: Those of `keras_vitx.evaluate` with `predictions=True`, for a label per image.
+        split: The images, all readable, which name the worst ones.
+
+    Returns:
+        The `class`, its number of `images`, its `accuracy`, the class that it is most often
+        `taken for` (None if never), and its `worst` image, whose own class is least probable: its
+        path, or its index in the results.
+    """
+    labels, probabilities = results["labels"], results["probabilities"]
+    names, predicted, rows = results["class_names"], probabilities.argmax(-1), []
+    for index in np.unique(labels):
+        images = np.flatnonzero(labels == index)
+        counts = np.bincount(predicted[images], minlength=len(names))
+        right, counts[index] = int(counts[index]), 0
+        row = {"class": names[index], "images": len(images), "accuracy": right / len(images)}
+        row["taken for"] = names[counts.argmax()] if counts.any() else None
+        worst = int(images[probabilities[images, index].argmin()])
+        row["worst"] = worst if split is None else str(split.id(worst))
+        rows.append(row)
+    return rows
+
+
+def plot_confusion(results: Mapping[str, Any], path: str | os.PathLike) -> Picture:
+    """Plot which share of the images of a class (rows) is predicted as which class (columns).
+
+    Args:
+        results: As in `classes_of`.
+        path: Path of the file.
+    """
+    from sklearn.metrics import ConfusionMatrixDisplay
+
+    names = results["class_names"]
+    style = {"normalize": "true", "values_format": ".2f", "xticks_rotation": "vertical"}
+    with drawing(path, cell=(3 + 0.4 * len(names), 2.5 + 0.4 * len(names))) as ((axis,),):
+        ConfusionMatrixDisplay.from_predictions(
+            *(results["labels"], results["probabilities"].argmax(-1)),
+            **{"labels": range(len(names)), "display_labels": names, "ax": axis},
+            **{"cmap": WEIGHTS, "text_kw": {"fontsize": 7}} | style,
+        )
+    return Picture(path).expanduser()
