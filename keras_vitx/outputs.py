@@ -113,6 +113,12 @@ def layers_of(model: keras.Model) -> list[Any]:
     return flat
 
 
+def head_of(model: keras.Model) -> keras.layers.Layer:
+    """Return the last layer of a model that is no activation."""
+    layers = [layer for layer in layers_of(model) if isinstance(layer, keras.layers.Layer)]
+    return next(layer for layer in reversed(layers) if not isinstance(layer, ACTIVATIONS))
+
+
 def is_chain(model: object) -> bool:
     """Return whether a model is a list of layers, run in order: a `models.Chain`."""
     return isinstance(model, keras.Model) and hasattr(model, "token_layout")

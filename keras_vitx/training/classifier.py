@@ -8,12 +8,11 @@ import keras
 from keras_vitx.checks import check
 from keras_vitx.keras_internals import compile_arguments, sublayers
 from keras_vitx.outputs import (
-    ACTIVATIONS,
     Outputs,
     class_names_of,
     describe,
+    head_of,
     is_chain,
-    layers_of,
     outputs_of,
 )
 from keras_vitx.training.optimizer import OPTIMIZER
@@ -73,7 +72,5 @@ def _compiled(model):
 
 def _heads(model):
     """Return the Dense layers with one output per class in the last layer before an activation."""
-    last = next(layer for layer in reversed(layers_of(model)) if not isinstance(layer, ACTIVATIONS))
-    parts = sublayers(last) if isinstance(last, keras.layers.Layer) else []
-    classes = model.output_shape[-1]
-    return tuple(x for x in parts if isinstance(x, keras.layers.Dense) and x.units == classes)
+    dense = [part for part in sublayers(head_of(model)) if isinstance(part, keras.layers.Dense)]
+    return tuple(layer for layer in dense if layer.units == model.output_shape[-1])

@@ -87,10 +87,11 @@ def fit(
     data = open_data(source, classifier, recipe, settings, class_weight, **how_to_load)
     recipe, train = data.recipe, shard_of(data.train)
     match_head(classifier, data.class_names)
-    distillation = make_distillation(classifier, teacher, data)
+    distillation = make_distillation(classifier, teacher, recipe, data.class_names)
     if distillation is not None:
         train = distillation.batches(train, model)
-    evaluator = compile_model(classifier, data, distillation)
+    about = data.steps, data.task, data.class_weight
+    evaluator = compile_model(classifier, recipe, *about, distillation)
 
     first = [Replicate(), AverageWeights(), StopAtNonFinite()]
     if data.validation is not None:

@@ -12,15 +12,16 @@ from keras_vitx.data.predictions import unnamed_classes
 from keras_vitx.keras_internals import sublayers
 from keras_vitx.layers.base import forget_programs
 from keras_vitx.losses import PerHead
-from keras_vitx.outputs import ACTIVATIONS, class_names_of, is_chain, layers_of
+from keras_vitx.outputs import class_names_of, head_of, is_chain, layers_of
 from keras_vitx.preprocessing import ModelInput
 from keras_vitx.training.classifier import Classifier
 from keras_vitx.training.devices import check_devices
 from keras_vitx.training.evaluate import Evaluator
 from keras_vitx.training.optimizer import OPTIMIZER, make_optimizer
 from keras_vitx.training.recipe import GROUPS, NAMES, Precision, Recipe
-from keras_vitx.training.source import TrainingData, are_numbers
+from keras_vitx.training.source import are_numbers
 from keras_vitx.training.targets import Distillation
+from keras_vitx.training.task import Task
 
 log = logging.getLogger(__name__)
 
@@ -67,9 +68,8 @@ def apply_settings(model: keras.Model, recipe: Recipe) -> None:
     if recipe.train is not None:
         model.trainable = True
     if recipe.train == "head":
-        layers = [one for one in layers_of(model) if isinstance(one, keras.layers.Layer)]
-        head = next(one for one in reversed(layers) if not isinstance(one, ACTIVATIONS))
-        for layer in layers:
+        head = head_of(model)
+        for layer in layers_of(model):
             layer.trainable = layer is head
     if recipe.precision is not None:
         set_precision(model, recipe.precision)
@@ -88,10 +88,10 @@ def set_precision(model: keras.Model, precision: Precision) -> None:
         ValueError: if `precision` is unknown, or not that of a quantized layer (`"mixed_float16"`).
     """
     check_argument("precision", precision, Precision)
-    last = [layer for layer in layers_of(model) if isinstance(layer, keras.layers.Layer)]
-    last = last[-2:] if isinstance(last[-1], ACTIVATIONS) else last[-1:]
-    classifier = {id(one) for layer in last for one in sublayers(layer)}
-    layers = [layer for layer in sublayers(model) if id(layer) not in classifier]
+    steps = layers_of(model)
+    last = [x for x in steps[steps.index(head_of(model)) :] if isinstance(x, keras.layers.Layer)]
+    exact = {id(part) for layer in last for part in sublayers(layer)}
+    layers = [layer for layer in sublayers(model) if id(layer) not in exact]
     # A quantized layer stays so: its policy is `int8_from_float32`.
     schemes = ["".join(layer.dtype_policy.name.rpartition("_from_")[:2]) for layer in layers]
     policies = [keras.dtype_policies.get(scheme + precision) for scheme in schemes]
@@ -131,15 +131,17 @@ def match_head(
 
 
 def make_distillation(
-    classifier: Classifier, teacher: keras.Model | None, data: TrainingData
+    classifier: Classifier,
+    teacher: keras.Model | None,
+    recipe: Recipe,
+    class_names: Sequence[str] | None,
 ) -> Distillation | None:
     """Return the distillation from a teacher: `"hard"` unless the recipe sets a kind."""
-    recipe = data.recipe
     if teacher is None:
         rule = "`teacher` must be a model, or `distillation` None."
         check(recipe.distillation is None, rule, None)
         return None
-    known = (data.class_names, classifier.class_names)
+    known = (class_names, classifier.class_names)
     names = next((names for names in known if names and not are_numbers(names)), None)
     teachers = class_names_of(teacher)
     is_same = not (names and teachers) or tuple(names) == teachers or are_numbers(teachers)
@@ -177,22 +179,25 @@ def follow_optimizer(classifier: Classifier, recipe: Recipe, fixed: Collection[s
 
 def compile_model(
     classifier: Classifier,
-    data: TrainingData,
+    recipe: Recipe,
+    steps: int,
+    task: Task | None,
+    class_weight: Sequence[float] | None,
     teacher: Distillation | None,
 ) -> Evaluator:
     """Compile a model, and return an `Evaluator` of it: by the recipe, unless by the user."""
-    model, compiled, recipe = classifier.model, classifier.compiled, data.recipe
+    model, compiled = classifier.model, classifier.compiled
     check(bool(model.trainable_variables), "`model` must have a trainable variable.", model.name)
     arguments = dict(compiled)
-    if data.task is not None:
-        loss = data.task.loss(recipe.label_smoothing, data.class_weight)
-        arguments = {"loss": loss, "metrics": data.task.metrics(), **compiled}
+    if task is not None:
+        loss = task.loss(recipe.label_smoothing, class_weight)
+        arguments = {"loss": loss, "metrics": task.metrics(), **compiled}
     if teacher is not None and not isinstance(compiled.get("loss"), PerHead):
         arguments["loss"] = teacher.loss(model, arguments["loss"])
     if arguments["loss"] is not compiled.get("loss"):
         arguments["loss"].name = OPTIMIZER  # So that it is not the user's in a later run.
     if "optimizer" not in compiled:
-        optimizer = make_optimizer(model, recipe, data.steps)
+        optimizer = make_optimizer(model, recipe, steps)
         # Keras goes by the policy of the outer model alone.
         is_half = any(layer.compute_dtype == "float16" for layer in sublayers(model))
         scaled = keras.optimizers.LossScaleOptimizer
@@ -204,7 +209,7 @@ def compile_model(
     model.compile(**arguments)
     metrics = keras.tree.flatten([arguments.get("metrics"), arguments.get("weighted_metrics")])
     metrics = [metric for metric in metrics if metric is not None]
-    return Evaluator(model, compiled["loss"] if data.task is None else data.task.loss(), metrics)
+    return Evaluator(model, compiled["loss"] if task is None else task.loss(), metrics)
 
 
 def _permute(heads, order):
