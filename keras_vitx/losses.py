@@ -13,7 +13,7 @@ from keras_vitx.keras_internals import logits_of
 class _Crossentropy(keras.losses.Loss):
     """A cross entropy with label smoothing; a subclass has its name."""
 
-    own_name: str
+    default_name: str
 
     def __init__(
         self,
@@ -22,12 +22,12 @@ class _Crossentropy(keras.losses.Loss):
         name: str | None = None,
         **kwargs: Any,
     ):
-        super().__init__(name=name or self.own_name, **kwargs)
+        super().__init__(name=name or self.default_name, **kwargs)
         self.label_smoothing, self.from_logits = label_smoothing, from_logits
 
     def get_config(self):
-        own = {"label_smoothing": self.label_smoothing, "from_logits": self.from_logits}
-        return {**super().get_config(), **own}
+        arguments = {"label_smoothing": self.label_smoothing, "from_logits": self.from_logits}
+        return {**super().get_config(), **arguments}
 
 
 @keras.saving.register_keras_serializable(package="keras_vitx")
@@ -47,7 +47,7 @@ class SmoothedCrossentropy(_Crossentropy):
         name: Name of the loss.
     """
 
-    own_name = "smoothed_crossentropy"
+    default_name = "smoothed_crossentropy"
 
     def call(self, y_true, y_pred):
         return keras.losses.categorical_crossentropy(
@@ -77,7 +77,7 @@ class SigmoidCrossentropy(_Crossentropy):
         class_weight: Weight of the loss of each class, $(K,)$; None is 1 for all.
     """
 
-    own_name = "sigmoid_crossentropy"
+    default_name = "sigmoid_crossentropy"
 
     def __init__(
         self,
@@ -144,8 +144,8 @@ class SoftDistillation(keras.losses.Loss):
         return self.temperature**2 * ops.sum(ops.exp(teacher) * (teacher - student), axis=-1)
 
     def get_config(self):
-        own = {"temperature": self.temperature, "from_logits": self.from_logits}
-        return {**super().get_config(), **own}
+        arguments = {"temperature": self.temperature, "from_logits": self.from_logits}
+        return {**super().get_config(), **arguments}
 
 
 @keras.saving.register_keras_serializable(package="keras_vitx")
@@ -172,7 +172,7 @@ class PerHead(keras.losses.Loss):
         **kwargs: Any,
     ):
         super().__init__(name=name, **kwargs)
-        losses = {head: _deserialized(loss) for head, loss in losses.items()}
+        losses = {head: _from_config(loss) for head, loss in losses.items()}
         if "head" not in losses:
             raise ValueError(f"`losses` must have a loss for 'head'. Received: {sorted(losses)}.")
         self.losses, self.weights = losses, dict(weights or {})
@@ -191,7 +191,7 @@ class FunctionLoss(keras.losses.Loss):
 
     def __init__(self, function: Callable | dict, name: str = "function_loss", **kwargs: Any):
         super().__init__(name=name, **kwargs)
-        self.function = _deserialized(function)
+        self.function = _from_config(function)
 
     def call(self, y_true, y_pred):
         return self.function(y_true, y_pred)
@@ -228,7 +228,7 @@ def loss_of_logits(loss: object, activation: str) -> keras.losses.Loss | None:
     Near 0 and 1, probabilities in float32 lose what their logits tell, and Keras clips them.
     """
     if isinstance(loss, PerHead):
-        losses = {name: loss_of_logits(each, activation) for name, each in loss.losses.items()}
+        losses = {name: loss_of_logits(part, activation) for name, part in loss.losses.items()}
         return None if None in losses.values() else PerHead(losses, loss.weights)
     loss = as_loss(loss)
     if isinstance(loss, FunctionLoss) and loss.function in FUNCTIONS:
@@ -239,7 +239,7 @@ def loss_of_logits(loss: object, activation: str) -> keras.losses.Loss | None:
     return type(loss).from_config({**loss.get_config(), "from_logits": True})
 
 
-def _deserialized(value):
+def _from_config(value):
     """Return what a config describes; other objects as they are."""
     return keras.saving.deserialize_keras_object(value) if isinstance(value, dict) else value
 

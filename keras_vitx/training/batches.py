@@ -28,8 +28,8 @@ def labels_and_size(batches: Any) -> tuple[np.ndarray, int]:
     check(is_labeled, rule, type(batch))
     labels = np.asarray(batch[1]["head"] if isinstance(batch[1], dict) else batch[1])
     rule = "`source` must have batches of images, whose labels are numbers."
-    found = f"labels of shape {labels.shape} ({labels.dtype})"
-    check(labels.ndim and labels.dtype.kind in "biuf", rule, found)
+    received = f"labels of shape {labels.shape} ({labels.dtype})"
+    check(labels.ndim and labels.dtype.kind in "biuf", rule, received)
     return labels, len(labels)
 
 
@@ -50,10 +50,10 @@ def weigh(weights: np.ndarray, index: int, batch: tuple) -> tuple:
     images, labels, *others = batch
     hard = np.asarray(labels["head"] if isinstance(labels, dict) else labels)
     is_soft = hard.ndim == 2 and hard.shape[1] > 1
-    found = hard @ weights if is_soft else weights[hard.reshape(-1).astype("int64")]
+    of_images = hard @ weights if is_soft else weights[hard.reshape(-1).astype("int64")]
     for other in others:
-        found = found * np.reshape(other, -1)
-    return images, labels, found.astype("float32")
+        of_images = of_images * np.reshape(other, -1)
+    return images, labels, of_images.astype("float32")
 
 
 class UserBatches:

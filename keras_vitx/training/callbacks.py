@@ -15,8 +15,8 @@ from keras_vitx.layers.base import optimizer_of
 from keras_vitx.training.devices import is_chief, single_process
 from keras_vitx.training.recipe import Recipe
 from keras_vitx.training.restart import (
+    arrays_of,
     assign_values,
-    copied_values,
     random_states,
     set_random_states,
     variables_of,
@@ -40,10 +40,10 @@ class AverageWeights(keras.callbacks.Callback):
     def on_epoch_end(self, epoch, logs=None):
         if optimizer_of(self.model).use_ema:
             variables = variables_of(self.model)
-            self.values = copied_values(variables)
+            self.values = arrays_of(variables)
             optimizer_of(self.model).finalize_variable_values(self.model.trainable_variables)
             # Under JAX, a variable and its average now share an array, which the next step donates.
-            assign_values(variables, copied_values(variables))
+            assign_values(variables, arrays_of(variables))
 
     def on_epoch_begin(self, epoch, logs=None):
         if self.values is not None:
@@ -134,11 +134,11 @@ class BestEpoch(keras.callbacks.Callback):
         self.path, self.recipe = path, recipe
         self.epoch: int | None = None
         self.logs: dict[str, float] = {}
-        self.values = copied_values(variables_of(model))
+        self.values = arrays_of(variables_of(model))
 
     def on_epoch_end(self, epoch, logs=None):
-        values = copied_values(variables_of(self.model))
-        if not all(np.isfinite(each).all() for each in (*values, logs.get("val_loss", 0.0))):
+        values = arrays_of(variables_of(self.model))
+        if not all(np.isfinite(number).all() for number in (*values, logs.get("val_loss", 0.0))):
             raise FloatingPointError(
                 f"The weights or the validation loss of epoch {epoch + 1} are not finite."
             )

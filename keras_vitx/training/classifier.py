@@ -44,7 +44,7 @@ class Classifier:
     @classmethod
     def of(cls, model: keras.Model) -> "Classifier":
         """Read a model; a ValueError if it is no classifier and has no loss of the user's own."""
-        compiled = _compiled(model)
+        compiled = _by_user(model)
         shape = getattr(model, "output_shape", None) if "loss" in compiled else ()
         rule = "`model` must be functional, with one output: train any other by `model.fit`."
         check(isinstance(shape, tuple), rule, describe(model))
@@ -53,7 +53,7 @@ class Classifier:
         return cls(model, compiled, outputs, class_names_of(model), takes_pixels, _heads(model))
 
 
-def _compiled(model):
+def _by_user(model):
     compiled = {k: v for k, v in compile_arguments(model).items() if v is not None}
     if is_chain(model) and model.compiles_blocks:
         compiled["jit_compile"] = True

@@ -14,14 +14,14 @@ from keras_vitx.backend import restore_variables
 from keras_vitx.checks import check
 from keras_vitx.data.loading import ImageBatches
 from keras_vitx.data.predictions import unnamed_classes
-from keras_vitx.data.sources.names import numbers_of
+from keras_vitx.data.sources.names import are_numbers, numbers_of
 from keras_vitx.outputs import class_names_of, outputs_of
 from keras_vitx.pixels import unpack_images
 from keras_vitx.text import shorten
 from keras_vitx.training.batches import Batches, as_batches, labels_and_size, length_of
 from keras_vitx.training.devices import in_use
 from keras_vitx.training.devices.replicas import Replicate, pass_of, shard_of
-from keras_vitx.training.source import SplitName, are_numbers, evaluation_split
+from keras_vitx.training.source import SplitName, evaluation_split
 from keras_vitx.training.task import Task, task_of
 
 
@@ -220,7 +220,7 @@ def _predictions_of(
     model: keras.Model, batches: Batches, task: Task
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return all labels, and the probabilities of at least two classes."""
-    found = []
+    parts = []
     for images, labels, *weights in pass_of(batches):
         outputs = ops.convert_to_tensor(model.predict_on_batch(images))
         values = ops.convert_to_numpy(task.outputs.probabilities(outputs))
@@ -232,8 +232,8 @@ def _predictions_of(
         if task.kind != "multi-label":
             labels = labels.reshape(-1).astype("int64")
         real = ops.convert_to_numpy(weights[0]) > 0 if weights else slice(None)
-        found.append((labels[real], values[real]))
-    labels, probabilities = (np.concatenate(arrays) for arrays in zip(*found, strict=True))
+        parts.append((labels[real], values[real]))
+    labels, probabilities = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
     return labels, probabilities
 
 

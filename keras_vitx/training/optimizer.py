@@ -256,8 +256,8 @@ class AdamW(AdamHooks, keras.optimizers.AdamW):
 
     def get_config(self) -> dict[str, Any]:
         factors = self.rate_factors
-        own = {"rate_factors": factors and list(factors), "matrices": list(self.matrices)}
-        return {**super().get_config(), **own}
+        arguments = {"rate_factors": factors and list(factors), "matrices": list(self.matrices)}
+        return {**super().get_config(), **arguments}
 
     def add_variable(self, shape, initializer="zeros", dtype=None, *args, **kwargs):
         # In bfloat16, a beta of 0.999 is 1.

@@ -9,6 +9,7 @@ import numpy as np
 
 from keras_vitx.checks import check, check_argument
 from keras_vitx.data.predictions import unnamed_classes
+from keras_vitx.data.sources.names import are_numbers
 from keras_vitx.keras_internals import sublayers
 from keras_vitx.layers.base import forget_programs
 from keras_vitx.losses import PerHead
@@ -19,7 +20,6 @@ from keras_vitx.training.devices import check_devices
 from keras_vitx.training.evaluate import Evaluator
 from keras_vitx.training.optimizer import OPTIMIZER, make_optimizer
 from keras_vitx.training.recipe import GROUPS, NAMES, Precision, Recipe
-from keras_vitx.training.source import are_numbers
 from keras_vitx.training.targets import Distillation
 from keras_vitx.training.task import Task
 

@@ -294,5 +294,5 @@ def _check_known(names: Collection[str], known: Collection[str]) -> None:
 def _as_option(name: str, value: Any) -> str:
     """Return a setting as the command takes it; its words stay on one line."""
     values = value if isinstance(value, tuple) else (value,)
-    words = ["none" if each is None else str(each) for each in values]
+    words = ["none" if part is None else str(part) for part in values]
     return "\N{NO-BREAK SPACE}".join([f"--{name.replace('_', '-')}", *words])

@@ -56,7 +56,7 @@ class Restart(keras.callbacks.History):
     def __init__(self, path: str | os.PathLike, callbacks: Sequence[keras.callbacks.Callback] = ()):
         super().__init__()
         self.path = local_path(path)
-        self.stateful = [each for each in callbacks if isinstance(each, HasState)]
+        self.stateful = [callback for callback in callbacks if isinstance(callback, HasState)]
         self.state = read_state(self.path) if self.path.exists() else None
         self.initial_epoch = self.state["epochs"] if self.state else 0
         self.random: dict[str, Any] | None = None
@@ -84,7 +84,7 @@ class Restart(keras.callbacks.History):
         super().on_epoch_end(epoch, logs)
         state = {
             "epochs": ENDED if self.model.stop_training else epoch + 1,
-            "arrays": copied_values(self._variables()),
+            "arrays": arrays_of(self._variables()),
             "random": random_states(),
             "history": [self.epoch, self.history],
             "callbacks": [callback.get_state() for callback in self.stateful],
@@ -128,7 +128,7 @@ def variables_of(model: keras.Model) -> list[keras.Variable]:
     return [*model.trainable_variables, *model.non_trainable_variables]
 
 
-def copied_values(variables: Iterable[keras.Variable]) -> list[np.ndarray]:
+def arrays_of(variables: Iterable[keras.Variable]) -> list[np.ndarray]:
     """Return copies of the values of variables."""
     # Copies, as `convert_to_numpy` shares the variable's memory under PyTorch. Via a tensor, as
     # the value of a variable on several devices may be None.

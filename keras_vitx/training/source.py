@@ -13,7 +13,7 @@ import numpy as np
 from keras_vitx import data
 from keras_vitx.checks import check
 from keras_vitx.data.loading import ImageBatches, Loader
-from keras_vitx.data.sources.names import names_of
+from keras_vitx.data.sources.names import are_numbers, names_of
 from keras_vitx.preprocessing import ModelInput
 from keras_vitx.text import shorten
 from keras_vitx.training.batches import Batches, as_batches, labels_and_size, length_of, weigh
@@ -208,11 +208,6 @@ def is_batches(source: Any) -> bool:
     sources = (str, os.PathLike, tuple, list, np.ndarray, data.Dataset)
     is_tensor = keras.ops.is_tensor(source)
     return isinstance(source, Iterable) and not isinstance(source, sources) and not is_tensor
-
-
-def are_numbers(class_names: Sequence[str]) -> bool:
-    """Return whether the names are those of unnamed classes: "0", "1", ..."""
-    return list(class_names) == [str(i) for i in range(len(class_names))]
 
 
 def with_padding(batches: Batches | None) -> Batches | None:

@@ -50,6 +50,11 @@ def numbers_of(names: Iterable[str]) -> list[Decimal] | None:
     return [*map(Decimal, names)] if all(map(NUMBER.fullmatch, names)) else None
 
 
+def are_numbers(class_names: Sequence[str]) -> bool:
+    """Return whether the names are those of unnamed classes: "0", "1", ..."""
+    return list(class_names) == [str(i) for i in range(len(class_names))]
+
+
 def in_order(names: Iterable[str]) -> list[str]:
     """Return the distinct names of classes, sorted; numbers by value, so that label 2 is "2"."""
     names = sorted(set(names))

@@ -167,11 +167,11 @@ def _use_tensorflow(devices):
     logical = tf.config.list_logical_devices("GPU") or tf.config.list_logical_devices("CPU")
     available = [device.name.removeprefix("/device:") for device in logical]
     if (count := _number(devices, available)) > 1:
-        tf.distribute.experimental_set_strategy(_mirrored(tuple(available[:count])))
+        tf.distribute.experimental_set_strategy(_strategy(tuple(available[:count])))
 
 
 @functools.cache
-def _mirrored(devices):
+def _strategy(devices):
     """Return the only strategy of these devices, as a second one would mix up the sums."""
     import tensorflow as tf
 
