@@ -7,6 +7,7 @@ from keras_vitx.training.callbacks import AverageWeights as AverageWeights
 from keras_vitx.training.callbacks import BestEpoch as BestEpoch
 from keras_vitx.training.callbacks import StopAtNonFinite as StopAtNonFinite
 from keras_vitx.training.callbacks import Validate as Validate
+from keras_vitx.training.compare import compare as compare
 from keras_vitx.training.devices import is_chief as is_chief
 from keras_vitx.training.devices import use_devices as use_devices
 from keras_vitx.training.evaluate import Evaluator as Evaluator
