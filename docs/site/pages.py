@@ -16,6 +16,8 @@ ELSEWHERE = {
     "weights/README.md": "checkpoints.md",
 }
 """Pages from outside of docs/, by their paths."""
+UNSEARCHED = {Path("changelog.md"): "---\nsearch:\n  exclude: true\n---\n"}
+"""What begins a page whose names, of what went, are no answers of the search."""
 
 BLOCK = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"(\]\()([^)#:\s]+)((?:#[^)]*)?\))")
@@ -42,7 +44,7 @@ def assemble(target: Path) -> list[Path]:
         text = outside_blocks(functools.partial(linked, source, page, target), text)
         text = NAME.sub(lambda match: names.documented(match[1]) + "\n", text)
         (target / page).parent.mkdir(parents=True, exist_ok=True)
-        (target / page).write_text(text)
+        (target / page).write_text(UNSEARCHED.get(page, "") + text)
     return [target / page for page in sources.values()]
 
 

@@ -20,7 +20,7 @@ def decode_predictions(predictions, top: int = 5, model=None) -> list[list[tuple
 
     Returns:
         For each image, a list of (WordNet id, name, probability), as in `keras.applications`. The
-        id is "" for names of the model.
+        id of a model's own class is the number of its output, from "0".
 
     Raises:
         ValueError: if the predictions have another shape or are not finite, `top` isn't positive,
@@ -38,7 +38,8 @@ def decode_predictions(predictions, top: int = 5, model=None) -> list[list[tuple
     if predictions.shape[1] == 1 and names is not None and len(names) == 2:
         predictions = np.concatenate([1 - predictions, predictions], axis=1)
     count = predictions.shape[1]
-    classes = unnamed_classes(count) if names is None else [("", name) for name in names]
+    own = [(str(index), name) for index, name in enumerate(names or ())]
+    classes = unnamed_classes(count) if names is None else own
     known = "ImageNet's 1000" if names is None else f"the {len(names)} of `class_names`"
     rule = f"`predictions` must be of as many classes as {known}, or pass the `model`."
     check(len(classes) == count, rule, count)

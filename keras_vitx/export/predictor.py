@@ -58,7 +58,7 @@ class Predictor:
             top: Number of classes per image.
 
         Returns:
-            For each image, a list of (WordNet id, name, probability), as from
+            For each image, a list of (id, name, probability), as from
             `keras_vitx.decode_predictions`.
 
         Raises:

@@ -60,7 +60,7 @@ def test_a_models_own_names_go_first():
     model = SimpleNamespace(class_names=("cat", "dog"))
     for predictions in ([[0.25, 0.75]], [[0.75]]):
         found = kv.decode_predictions(np.float32(predictions), model=model)
-        assert found == [[("", "dog", 0.75), ("", "cat", 0.25)]]
+        assert found == [[("1", "dog", 0.75), ("0", "cat", 0.25)]]
     model.class_names = None
     assert kv.decode_predictions(np.eye(1000), 1, model)[0][0][:2] == ("n01440764", "tench")
 
