@@ -159,12 +159,8 @@ def trace_once(function: Callable) -> Callable:
     import tensorflow as tf
 
     graph = tf.function(function, autograph=False, experimental_attributes={"_noinline": True})
-
-    def call(*inputs):
-        # As tensors: each variable would be another graph.
-        return graph(*(x if isinstance(x, float) else tf.convert_to_tensor(x) for x in inputs))
-
-    return call
+    # As tensors: each variable would be another graph.
+    return lambda *xs: graph(*(x if isinstance(x, float) else tf.convert_to_tensor(x) for x in xs))
 
 
 @trace_once
