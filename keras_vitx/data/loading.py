@@ -293,6 +293,7 @@ class ImageBatches(PyDataset):
         Without a seed it ends with the epoch. Grain prefetches in threads or, with `workers`, in
         processes, which import the main module, and end with this one or when the stream is closed.
         """
+        import_grain()  # First, without its message of a missing JAX.
         from absl import flags
         from grain import MultiprocessingOptions, ReadOptions
 
