@@ -2,6 +2,8 @@
 
 import csv
 import logging
+import threading
+import time
 
 import keras
 import numpy as np
@@ -218,6 +220,33 @@ def test_batches_in_turn():
     model = small()
     kv.fit(model, Batched(*TRAIN), steps_per_epoch=2, **SHORT)
     assert int(array(model.optimizer.iterations)) == 4
+
+
+@pytest.mark.backend_free
+def test_a_dataset_of_keras_is_told_of_its_epochs_and_read_by_its_workers():
+    class Told(Batched):
+        def __init__(self, workers):
+            super().__init__(*TRAIN)
+            self.workers, self.events, self.threads = workers, [], set()
+
+        def __getitem__(self, index):
+            self.threads.add(threading.get_ident())
+            time.sleep(0.02 * (len(self) - index))  # The first one comes last.
+            return super().__getitem__(index)
+
+        def on_epoch_begin(self):
+            self.events.append("begin")
+
+        def on_epoch_end(self):
+            self.events.append("end")
+
+    losses = []
+    for workers in (1, 3):
+        batches = Told(workers)
+        losses.append(kv.fit(small(), batches, class_weight={1: 2.0}, **SHORT).history["loss"])
+        assert batches.events[-3:] == ["begin", "end", "begin"]  # The first batch was looked at.
+        assert (len(batches.threads) > 1) == (workers > 1)
+    assert losses[0] == losses[1]
 
 
 @pytest.mark.backend_free
