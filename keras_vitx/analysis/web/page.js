@@ -166,7 +166,8 @@ async function begin() {
   element("legend").textContent =
     "Each map has its own colors: yellow is its largest weight, violet is 0 (or its smallest). " +
     "In a block with negative weights, red is above 0, white 0 and blue below. " +
-    "An empty field has no map of this query.";
+    "An empty field has no map of this query." +
+    (shown.some(isClassBlock) ? " Columns c0, c1: class attention." : "");
   element("precision").textContent =
     `Weights are stored in ${metadata.levels} levels between the smallest and the largest of each row of a map; sums are exact.`;
   const weights = make("b", { textContent: metadata.weights, className: metadata.weights === "random weights" ? "random" : "" });
