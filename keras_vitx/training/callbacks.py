@@ -11,6 +11,7 @@ import keras
 import numpy as np
 
 from keras_vitx.files import atomic_write
+from keras_vitx.keras_internals import compile_arguments
 from keras_vitx.layers.base import optimizer_of
 from keras_vitx.training.devices import is_chief, single_process
 from keras_vitx.training.recipe import Recipe
@@ -23,6 +24,13 @@ from keras_vitx.training.restart import (
 )
 
 log = logging.getLogger(__name__)
+
+ACCURACIES = (
+    keras.metrics.Accuracy,
+    keras.metrics.BinaryAccuracy,
+    keras.metrics.CategoricalAccuracy,
+    keras.metrics.SparseCategoricalAccuracy,
+)
 
 
 class AverageWeights(keras.callbacks.Callback):
@@ -107,9 +115,9 @@ class Validate(keras.callbacks.Callback):
 class BestEpoch(keras.callbacks.Callback):
     """Keep the weights of the best epoch, and restore them when the training ends.
 
-    The best epoch has the highest accuracy in validation, that of the first metric whose name ends
-    so, then the lowest `val_loss`; without accuracy, the lowest `val_loss`; without validation, or
-    with `result="last"`, it is the last one. Ties go to the earlier epoch.
+    The best epoch has the highest accuracy in validation, that of the first metric of an accuracy,
+    whatever its name, then the lowest `val_loss`; without accuracy, the lowest `val_loss`; without
+    validation, or with `result="last"`, it is the last one. Ties go to the earlier epoch.
 
     Args:
         model: The model. Its initial weights are kept until the first epoch ends.
@@ -179,11 +187,17 @@ class BestEpoch(keras.callbacks.Callback):
     def _is_best(self, logs):
         if self.epoch is None or self.recipe.result == "last" or "val_loss" not in logs:
             return True
-        # Also those of several outputs, "kind_accuracy".
-        names = (name for name in logs if re.fullmatch(r"val_(?!.*top).*acc(uracy)?", name))
-        name = next(names, None)
+        name = self._accuracy_in(logs)
         accuracy, best = logs.get(name), self.logs.get(name)
         return accuracy > best if accuracy != best else logs["val_loss"] < self.logs["val_loss"]
+
+    def _accuracy_in(self, logs):
+        """Return the name in `logs` of the first accuracy: the compiled, or one named so."""
+        compiled = keras.tree.flatten(compile_arguments(self.model).get("metrics"))
+        names = [f"val_{metric.name}" for metric in compiled if isinstance(metric, ACCURACIES)]
+        # Metrics given as text, and those of several outputs, "kind_accuracy".
+        names += [name for name in logs if re.fullmatch(r"val_(?!.*top).*acc(uracy)?", name)]
+        return next((name for name in names if name in logs), None)
 
 
 def verbosity(verbose: str | int = "auto") -> str | int:

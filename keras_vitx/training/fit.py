@@ -16,6 +16,7 @@ from keras_vitx.training.callbacks import (
 )
 from keras_vitx.training.devices.replicas import Replicate, shard_of, stream_of
 from keras_vitx.training.prepare import (
+    check_rates,
     compile_model,
     make_distillation,
     match_head,
@@ -92,6 +93,7 @@ def fit(
         train = distillation.batches(train, model)
     about = data.steps, data.task, data.class_weight
     evaluator = compile_model(classifier, recipe, *about, distillation)
+    check_rates(model, callbacks)
 
     first = [Replicate(), AverageWeights(), StopAtNonFinite()]
     if data.validation is not None:

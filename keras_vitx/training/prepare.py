@@ -11,7 +11,7 @@ from keras_vitx.checks import check, check_argument
 from keras_vitx.data.predictions import unnamed_classes
 from keras_vitx.data.sources.names import are_numbers
 from keras_vitx.keras_internals import sublayers
-from keras_vitx.layers.base import forget_programs
+from keras_vitx.layers.base import forget_programs, optimizer_of
 from keras_vitx.losses import PerHead
 from keras_vitx.outputs import class_names_of, head_of, is_chain, layers_of
 from keras_vitx.preprocessing import ModelInput
@@ -210,6 +210,15 @@ def compile_model(
     metrics = keras.tree.flatten([arguments.get("metrics"), arguments.get("weighted_metrics")])
     metrics = [metric for metric in metrics if metric is not None]
     return Evaluator(model, compiled["loss"] if task is None else task.loss(), metrics)
+
+
+def check_rates(model: keras.Model, callbacks: Sequence[keras.callbacks.Callback]) -> None:
+    """Raise a ValueError if callbacks set the rate of a compiled model, which has a schedule."""
+    setters = (keras.callbacks.ReduceLROnPlateau, keras.callbacks.LearningRateScheduler)
+    names = [type(callback).__name__ for callback in callbacks if isinstance(callback, setters)]
+    is_fixed = isinstance(optimizer_of(model).get_config()["learning_rate"], dict)
+    rule = "`callbacks` must not set a learning rate that has a schedule: compile the model first."
+    check(not (names and is_fixed), rule, names)
 
 
 def _permute(heads, order):

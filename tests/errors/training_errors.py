@@ -101,6 +101,9 @@ ERRORS = {
         "`class_weight` ... Received: 2": lambda tmp_path: fit_named(tmp_path, class_weight={2: 1}),
         "`fraction` ... your own batches. ...'fraction': 0.5": lambda: fit(OWN, fraction=0.5),
         "`model` must have a trainable variable": lambda: fit(TRAIN, frozen()),
+        "`callbacks` must not set ...ReduceLROnPlateau": lambda: fit(
+            TRAIN, callbacks=[keras.callbacks.ReduceLROnPlateau()]
+        ),
         "`model` must not be compiled ... `learning_rate` ... Received: 'optimizer'": lambda: fit(
             TRAIN, compiled(small(), optimizer="sgd")
         ),

@@ -55,6 +55,13 @@ def test_the_best_epoch(epochs, result, best, tmp_path):
     assert (keep.epoch, keep.logs) == (best, epochs[best - 1])
 
 
+def test_a_compiled_accuracy_counts_by_any_name():
+    keep = keeping()
+    keep.model.compile(loss="mse", metrics=[keras.metrics.BinaryAccuracy(name="right")])
+    run(keep, *({"val_right": a, "val_loss": a} for a in (0.2, 0.8, 0.5)))
+    assert keep.epoch == 2
+
+
 @pytest.mark.parametrize("what", ["loss", "weights"])
 def test_what_is_not_finite_is_never_best(what):
     keep = keeping()
