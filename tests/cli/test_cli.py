@@ -131,6 +131,18 @@ def test_train_evaluate_and_predict(run, tiny_file, photos, tmp_path):
     assert sum(each["probability"] for each in found[0]["classes"]) == pytest.approx(1, abs=3e-6)
 
 
+def test_an_interrupted_training_says_what_is_kept(run, tiny_file, photos, monkeypatch):
+    fit = kv.fit
+
+    def interrupted(*args, **kwargs):
+        fit(*args, **kwargs)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(kv, "fit", interrupted)
+    _, err = run("train", tiny_file, photos, "--epochs", 2, "--output", "out", code=1)
+    assert "epoch 2 is kept; go on with --output out --resume" in err
+
+
 def test_predict_reports_what_it_can_not_read(run, tiny_file, write_pictures, tmp_path):
     write_pictures("photos/a.png")
     (tmp_path / "photos" / "b.png").write_text("no image")
