@@ -221,7 +221,7 @@ def evaluate(
     /,
     *,
     weights: Weights = None,
-    classes: option(Path | None, "Draw confusion to this file, and print a row per class.") = None,
+    classes: option(Path | None, "Picture of the confusion matrix; prints a row per class.") = None,
     json: Json = False,
     **options: Any,
 ) -> None:
