@@ -12,8 +12,7 @@ order:
 ceilings      what the device reaches: bytes copied and bfloat16 products per second
 step          time and memory of a training step in bfloat16, beside timm's under autocast, and the
               fraction of the bound by bytes and FLOPs (docs/accelerators.md) at these ceilings
-ways          the same under JAX with `remat="products"`, `remat=True` and blocks as one loop; under
-              PyTorch compiled, also timm's
+ways          the same with `remat="products"` and `remat=True`; under PyTorch compiled, also timm's
 kernels       the same with each kernel of `keras_vitx/layers/kernels/` replaced by its plain form
 fit           images per second of `kv.fit`
 float32       a step in float32, with products in TF32 and in full precision

@@ -80,7 +80,7 @@ class DropPath(Layer):
     @rate.setter
     def rate(self, rate: float) -> None:
         self._rate = rate
-        # As if made with that rate, so that saved files and the loop over depth agree.
+        # As if made with that rate, so that saved files agree.
         if bool(rate) != (self.seed_generator is not None):
             new = keras.random.SeedGenerator(self.seed) if rate else None
             replace_seed_generator(self, "seed_generator", new)

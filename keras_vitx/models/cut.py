@@ -14,9 +14,9 @@ def as_chain(model: keras.Model) -> Chain:
 
     A model cut from a `Chain`, such as `keras.Model(base.input, Dense(5)(base.output))` or
     `keras.Model(base.input, base.get_layer("blocks_7").output)`, and the result of
-    `keras.models.clone_model`, run their layers one by one. Under JAX that compiles and
-    trains more slowly than a `Chain`, which trains as one loop over depth. The result has the same
-    layers, and therefore the same weights; it is not compiled, and states no preprocessing.
+    `keras.models.clone_model`, run their layers as Keras does. Under JAX on a CPU that
+    trains more slowly than a `Chain`, whose layers are calls. The result has the same layers, and
+    therefore the same weights; it is not compiled, and states no preprocessing.
 
     Args:
         model: A functional model, in which each layer takes the output of the previous one.
