@@ -108,11 +108,12 @@ def sizes(title: str) -> str:
 
 
 def checkpoints(family: str) -> str:
-    """Return a table of the known checkpoints of a family, which `keras-vitx list` shows too."""
+    """Return a table of the checkpoints of a family's sizes; `keras-vitx list` shows all others."""
     titles = "| `weights=` | model | image size | top-1 (%), by timm or else the authors | from |"
     lines = [titles, "|---|---|---|---|---|"]
     for one in kv.weights.checkpoints_of(None):
-        if kv.models.MODELS[one.constructor].family == family:
+        size = kv.models.MODELS.get(one.constructor)  # None: of a network of timm's sizes.
+        if size is not None and size.family == family:
             top1 = "–" if one.top1 is None else f"{one.top1:.1f}"
             row = f"`{one.name}`", one.constructor, one.image_size, top1, origin(one.source)
             lines.append("| " + " | ".join(map(str, row)) + " |")

@@ -288,7 +288,7 @@ def _draw(rows, path, cell_size, bar, norm="linear"):
                 titles[column] = cell["title"]
             if not shared or row is rows[-1]:
                 ends = axes if shared else line
-                bar_axis = axes[0, 0].figure.colorbar(heat, ax=ends, shrink=0.8).ax
+                bar_axis = axes[0, 0].figure.colorbar(heat, ax=ends, shrink=0.8, aspect=30).ax
                 bar_axis.set_ylabel(bar, fontsize=7)
                 bar_axis.tick_params(which="both", labelsize=6)
     return Picture(path).expanduser()
