@@ -28,6 +28,16 @@ SEVERAL = np.array([[0, 1, 1], [0, 0, 0], [1, 0, 0]])
 FLOATS = np.array([[0.2, -1.3, 7.5], [1.0, 0.0, 2.0]])
 
 
+class Once:
+    """Batches that come once."""
+
+    def __init__(self):
+        self.batches = iter([OWN[0], OWN[1]])
+
+    def __iter__(self):
+        return self.batches
+
+
 def fit(source, model=None, **arguments):
     return kv.fit(small() if model is None else model, source, **SHORT | arguments)
 
@@ -94,6 +104,7 @@ ERRORS = {
         "classes=1 and classifier_activation=None": lambda: fit((IMAGES, AGES)),
         "softmax' or 'sigmoid'. Received: ('relu'": lambda: fit("no/folder", small(2, "relu")),
         "`source` must have batches (images, labels)": lambda: fit(Unlabeled(*TRAIN)),
+        "`source` must give its batches again": lambda: fit(Once(), steps_per_epoch=4),
         "must not be an iterator...: pass a `PyD": lambda: fit(batch for batch in OWN),
         "put pooling and a `keras": lambda: fit(TRAIN, FAMILIES["ViT"](include_top=False)),
         "`patience` must be None": lambda: fit(TRAIN, recipe=MINE, result="last", patience=2),

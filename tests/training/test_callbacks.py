@@ -39,7 +39,7 @@ def run(keep, *epochs):
         (TIES, "best", 3),  # Of equal accuracies, the lower loss is better.
         ([{"val_loss": a} for a in (3.0, 1.0, 2.0, 1.0)], "best", 2),
         # tensorflow/tensorflow#38648
-        ([{"val_acc": -a, "val_top_5_accuracy": a, "val_loss": -a} for a in (2, 1, 3)], "best", 2),
+        ([{"val_top_5_accuracy": a, "val_acc": -a, "val_loss": -a} for a in (2, 1, 3)], "best", 2),
         ([{"loss": a} for a in (1.0, 2.0, 3.0)], "best", 3),
     ],
 )
