@@ -1,5 +1,6 @@
 """What training changes in a model before its first step, from its settings to its compilation."""
 
+import dataclasses
 import logging
 from collections.abc import Collection, Sequence
 from typing import Literal
@@ -138,8 +139,8 @@ def make_distillation(
 ) -> Distillation | None:
     """Return the distillation from a teacher: `"hard"` unless the recipe sets a kind."""
     if teacher is None:
-        rule = "`teacher` must be a model, or `distillation` None."
-        check(recipe.distillation is None, rule, None)
+        if recipe.distillation is not None:
+            raise ValueError("`teacher` must be a model, or `distillation` None. Received: None.")
         return None
     known = (class_names, classifier.class_names)
     names = next((names for names in known if names and not are_numbers(names)), None)
@@ -169,8 +170,10 @@ def follow_optimizer(classifier: Classifier, recipe: Recipe, fixed: Collection[s
     if "optimizer" not in compiled:
         return recipe
     optimizer = compiled["optimizer"]
-    return recipe.replace(
-        learning_rate=float(keras.ops.convert_to_numpy(optimizer.learning_rate)) or None,
+    rate = float(keras.ops.convert_to_numpy(optimizer.learning_rate))
+    return dataclasses.replace(
+        recipe,
+        learning_rate=rate or recipe.learning_rate,
         base_batch_size=None,
         decay="constant",
         accumulate_steps=optimizer.gradient_accumulation_steps or 1,

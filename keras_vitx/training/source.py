@@ -74,8 +74,10 @@ def open_data(
     check_names(names, classifier)
     labels, size = labels_and_size(train)
     recipe, steps = adapt_recipe(recipe, size, length_of(train), fixed)
-    task = check_labels(classifier, batches, labels)
-    weights = class_weight and label_weights(class_weight, names, classifier, task)
+    weights = class_weight and label_weights(class_weight, names, classifier)
+    task = classifier.outputs and task_of(classifier.outputs, labels)
+    is_regression = weights and task and task.kind == "regression"
+    check(not is_regression, "`class_weight` must be None for regression.", class_weight)
     if weights and not (task and task.kind == "multi-label"):
         train = train.map(functools.partial(weigh, np.array(weights, "float32")))
         weights = None
@@ -143,37 +145,20 @@ def adapt_recipe(
     size *= recipe.accumulate_steps
     if recipe.base_batch_size and "batch_size" not in fixed:
         # The learning rate follows the actual batch size.
-        recipe = recipe.replace(batch_size=size)
+        recipe = replace(recipe, batch_size=size)
     updates = recipe.all_epochs * steps // recipe.accumulate_steps
     text = "%d updates: %d epochs of %d batches, %d images per update, learning rate up to %.2g."
     log.info(text, updates, recipe.all_epochs, steps, size, recipe.peak)
     return recipe, steps
 
 
-def check_labels(
-    classifier: Classifier, batches: data.Pipelines, labels: np.ndarray
-) -> Task | None:
-    """Return the task of some labels, which all labels of a source must fit.
-
-    It is None for a model that was compiled with a loss.
-    """
-    if classifier.outputs is None:
-        return None
-    for split in (batches.train, batches.validation, batches.test):
-        if isinstance(split, ImageBatches):
-            task_of(classifier.outputs, split.split.labels)
-    return task_of(classifier.outputs, labels)
-
-
 def label_weights(
     weights: Mapping[Any, float],
     class_names: Sequence[str] | None,
     classifier: Classifier,
-    task: Task | None,
 ) -> tuple[float, ...]:
     """Return the weight of each label, from weights by label or name; others weigh 1."""
-    kind, classes = task and task.kind, max(classifier.model.output_shape[-1], 2)
-    check(kind != "regression", "`class_weight` must be None for regression.", weights)
+    classes = max(classifier.model.output_shape[-1], 2)
     label_of = {name: label for label, name in enumerate(class_names or ())}
     by_label = {label_of.get(key, key): float(weight) for key, weight in weights.items()}
     unknown = by_label.keys() - set(range(classes))
@@ -187,8 +172,6 @@ def user_batches(source: Any) -> data.Pipelines | None:
 
     Raises a ValueError for an iterator, which can be read only once.
     """
-    rule = "`source` must not be an iterator, which ends after one epoch: pass a `PyDataset`."
-    check(not isinstance(source, Iterator), rule, type(source).__name__)
     several = isinstance(source, (tuple, list)) and len(source) in (2, 3)
     if isinstance(source, data.Pipelines):
         splits, names = (source.train, source.validation, source.test), source.class_names
@@ -199,6 +182,8 @@ def user_batches(source: Any) -> data.Pipelines | None:
         splits, names = (source, None, None), getattr(source, "class_names", None)
     else:
         return None
+    rule = "`source` must not be an iterator, which ends after one epoch: pass a `PyDataset`."
+    check(not isinstance(source, Iterator), rule, type(source).__name__)
     splits = [split if split is None else as_batches(split) for split in splits]
     return data.Pipelines(*splits[:2], names and names_of(names), test=splits[2])
 
