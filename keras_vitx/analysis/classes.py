@@ -45,12 +45,12 @@ def plot_confusion(results: Mapping[str, Any], path: str | os.PathLike) -> Pictu
     """
     from sklearn.metrics import ConfusionMatrixDisplay
 
-    names = results["class_names"]
-    style = {"normalize": "true", "values_format": ".2f", "xticks_rotation": "vertical"}
-    with drawing(path, cell=(3 + 0.4 * len(names), 2.5 + 0.4 * len(names))) as ((axis,),):
+    names, predicted = results["class_names"], results["probabilities"].argmax(-1)
+    labels = {"labels": range(len(names)), "display_labels": names, "xticks_rotation": "vertical"}
+    style = {"cmap": WEIGHTS, "normalize": "true", "values_format": ".2f"}
+    size, has_numbers = 3 + 0.4 * min(len(names), 50), len(names) <= 50
+    with drawing(path, cell=(size, size)) as ((axis,),):
         ConfusionMatrixDisplay.from_predictions(
-            *(results["labels"], results["probabilities"].argmax(-1)),
-            **{"labels": range(len(names)), "display_labels": names, "ax": axis},
-            **{"cmap": WEIGHTS, "text_kw": {"fontsize": 7}} | style,
+            *(results["labels"], predicted), include_values=has_numbers, ax=axis, **labels, **style
         )
     return Picture(path).expanduser()
