@@ -13,6 +13,7 @@ DOCS = ROOT / "docs"
 ELSEWHERE = {
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
+    "findings/README.md": "findings.md",
     "weights/README.md": "checkpoints.md",
 }
 """Pages from outside of docs/, by their paths."""

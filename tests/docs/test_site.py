@@ -102,7 +102,8 @@ def test_pages_import_the_package_before_keras():
 def test_every_page_is_in_the_navigation():
     listed = re.findall(r": (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
     own = [page.relative_to(DOCS).as_posix() for page in PAGES]
-    assert sorted(listed) == sorted([*own, "changelog.md", "contributing.md", "checkpoints.md"])
+    others = ["changelog.md", "contributing.md", "checkpoints.md", "findings.md"]
+    assert sorted(listed) == sorted([*own, *others])
 
 
 @each_text
