@@ -67,7 +67,7 @@ def plot_by_block(
                     axis.plot(*points[""], ":", color=color, label=None if index else "log T")
             axis.set(xlabel="block", ylabel=name.replace("_", " "))
             axis.locator_params("x", integer=True)
-            axis.legend(fontsize=7)
+            axis.legend(fontsize=7, framealpha=0.4)
     return Picture(path).expanduser()
 
 
@@ -114,7 +114,7 @@ def plot_curves(
                 axis.errorbar(list(points), list(points.values()), bars, **style)
         axis.set(xlabel=xlabel, ylabel=ylabel)
         axis.locator_params("x", nbins=6)  # Small strengths have long labels.
-        axis.legend(fontsize=7)
+        axis.legend(fontsize=7, framealpha=0.4)
     return Picture(path).expanduser()
 
 
