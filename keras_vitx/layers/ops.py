@@ -177,11 +177,11 @@ def least_remat(remat, x):
     return remat
 
 
-def remat(function, mode):
+def remat(function, mode, is_block=True):
     """Return `function`, of which the backward pass recomputes what `mode` does not save.
 
     True saves the inputs, and `"products"`, under JAX, also products with weights and what
-    `checkpoint_name` marks.
+    `checkpoint_name` marks. `is_block` tells that it keeps the shape of its input.
     """
     return keras.remat(function)
 

@@ -32,8 +32,8 @@ def run(
     if _sharding() is not None:
         # The gathered weights are not saved.
         remat = remat or "products"
-    remat = training and ops.least_remat(remat, keras.tree.flatten(x)[0])
-    if not remat:
+    of_blocks = training and ops.least_remat(remat, keras.tree.flatten(x)[0])
+    if not of_blocks:
         # As in a layer of the model that calls them.
         with autocast(dtype):
             for layer in layers:
@@ -43,11 +43,24 @@ def run(
     losses: list[Any] = []
     with autocast(None):
         for layer in layers:
-            x, states, added = _call_pure(layer, x, remat)
+            is_block = _keeps_shape(layer)
+            if not (remat or is_block):
+                x = ops.call(layer, x, training)
+                continue
+            x, states, added = _call_pure(layer, x, of_blocks, is_block)
             for variable, value in zip(_variables(layer)[1], states, strict=True):
                 variable.assign(value)
             losses += added
     return x, losses
+
+
+def _keeps_shape(layer: keras.layers.Layer) -> bool:
+    """Return whether the output has the shapes and dtypes of the input, as a block's."""
+    received, returned = (
+        [(tensor.shape, tensor.dtype) for tensor in keras.tree.flatten(tensors)]
+        for tensors in (layer.input, layer.output)
+    )
+    return received == returned
 
 
 def _call_graph(layer: Block, x: Tensor | list[Tensor], training: bool, dtype: str) -> Any:
@@ -60,7 +73,7 @@ def _call_graph(layer: Block, x: Tensor | list[Tensor], training: bool, dtype: s
 
 
 def _call_pure(
-    layer: keras.layers.Layer, x: Tensor | list[Tensor], remat: bool | str
+    layer: keras.layers.Layer, x: Tensor | list[Tensor], remat: bool | str, is_block: bool
 ) -> tuple[Any, list, list]:
     """Call `layer` in training, recomputed; return the output, new states and losses."""
     # Blocks may take a pair of tensors; `keras.remat` takes them as separate arguments.
@@ -73,7 +86,7 @@ def _call_pure(
     # States are copied, since under PyTorch they are updated in place before the
     # backward pass reads them.
     values = [*map(ops.convert_to_tensor, trained), *map(ops.copy, states)]
-    return ops.remat(pure, remat)(*keras.tree.flatten(x), *values)
+    return ops.remat(pure, remat, is_block)(*keras.tree.flatten(x), *values)
 
 
 def _pure(

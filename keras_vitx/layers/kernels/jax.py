@@ -121,20 +121,22 @@ def least_remat(remat, x):
     return remat or (on_cpu() and isinstance(x, jax.core.Tracer) and "products")
 
 
-def remat(function, mode):
+def remat(function, mode, is_block=True):
     """Recompute elementwise operations alone, of `"products"`. All devices.
 
-    On a CPU, `function` is a call that XLA does not inline. Else its fusion evaluates the residual
-    chain of all later blocks again for every weight (CaiT_XXS24: 5,974 ms per step, now 1,200).
+    On a CPU, a block is a call that XLA does not inline. Else its fusion evaluates the residual
+    chain of all later blocks again for every weight (CaiT_XXS24: 5,974 ms per step, now 1,200). In
+    a call, convolutions, as those of stems, are many times slower.
     """
     policies = jax.checkpoint_policies
     products = policies.dots_with_no_batch_dims_saveable
     policy = policies.save_from_both_policies(products, policies.save_only_these_names(SAVED))
     # Without a call, XLA would find that what is recomputed was computed before.
+    alone = is_block and on_cpu()
     function = jax.checkpoint(
-        function, policy=policy if mode == "products" else None, prevent_cse=not on_cpu()
+        function, policy=policy if mode == "products" else None, prevent_cse=not alone
     )
-    return call_alone(function) if on_cpu() else function
+    return call_alone(function) if alone else function
 
 
 def call_alone(function):
