@@ -15,7 +15,7 @@ def classes_of(results: Mapping[str, Any], split: Split | None = None) -> list[d
 
     Args:
         results: Those of `keras_vitx.evaluate` with `predictions=True`, for a label per image.
-        split: The images, all readable, which name the worst ones.
+        split: The images, which name the worst ones if all of them can be read.
 
     Returns:
         The `class`, its number of `images`, its `accuracy`, the class that it is most often
@@ -31,7 +31,7 @@ def classes_of(results: Mapping[str, Any], split: Split | None = None) -> list[d
         row = {"class": names[index], "images": len(images), "accuracy": right / len(images)}
         row["taken for"] = names[counts.argmax()] if counts.any() else None
         worst = int(images[probabilities[images, index].argmin()])
-        row["worst"] = worst if split is None else str(split.id(worst))
+        row["worst"] = str(split.id(worst)) if split and len(split) == len(labels) else worst
         rows.append(row)
     return rows
 
