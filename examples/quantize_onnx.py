@@ -2,11 +2,10 @@
 
     python examples/quantize_onnx.py [SOURCE [SIZE]]
 
-Dynamic: the ranges of activations are measured for each batch, so that the images of a batch
-change each other's outputs. Static: they are fixed, here on photographs. `reduce_range` gives
-weights seven bits: x86 without VNNI adds pairs of int8 products in 16 bits, which eight bits
-overflow. With labeled test images, such as cifar10.npz, the accuracy is measured; without a
-SOURCE, the agreement with float32 on windows of scikit-image's photographs.
+Dynamic: ranges of activations are measured for each batch, whose images change each other's
+outputs. Static: they are fixed, here on photographs. `reduce_range` gives weights seven bits: x86
+without VNNI adds pairs of int8 products in 16 bits, which eight bits overflow. With a SOURCE, such
+as cifar10.npz, accuracy is measured; else agreement with float32 on scikit-image's photographs.
 """
 
 import sys
