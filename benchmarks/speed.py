@@ -373,7 +373,7 @@ def main() -> None:
     )
     parser.add_argument("--write", action="store_true", help="write the table of docs/speed.md")
     parser.add_argument("--csv", type=Path, help="CSV file for the rows")
-    parser.add_argument("--plot", type=Path, help="image file for the plot, docs/speed.png")
+    parser.add_argument("--plot", type=Path, help="image file for the plot")
     arguments = parser.parse_args()
     selected = arguments.models or arguments.modes or arguments.backends or arguments.quick
     if arguments.write and (selected or arguments.precision != "float32" or arguments.batch != 8):
