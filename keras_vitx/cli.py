@@ -227,11 +227,11 @@ def evaluate(
 ) -> None:
     """Measure a model on labeled images; of its own run's source, on those held out."""
     dataset = kv.data.load_dataset(source, validation_split=own_held_out(model, source))
-    network = open_model(model, weights)
-    results = kv.evaluate(network, dataset, predictions=classes is not None, **options)
+    results = kv.evaluate(open_model(model, weights), dataset, predictions=bool(classes), **options)
     if classes is not None:
         kv.analysis.plot_confusion(results, classes)
-        results = kv.analysis.classes_of(results, getattr(dataset, results["split"]))
+        whole = {"class": "(all)", "images": results["images"], "accuracy": results["accuracy"]}
+        results = [*kv.analysis.classes_of(results, getattr(dataset, results["split"])), whole]
     show(json, results)
 
 

@@ -123,7 +123,7 @@ def test_train_evaluate_and_predict(run, tiny_file, photos, tmp_path):
     out, _ = run("evaluate", "out/best.keras", other)
     assert "accuracy" in out and "24" in out
     rows = json.loads(run("evaluate", "out/best.keras", other, "--classes", "c.png", "--json")[0])
-    assert [row["images"] for row in rows] == [12, 12] and (tmp_path / "c.png").exists()
+    assert [row["images"] for row in rows] == [12, 12, 24] and (tmp_path / "c.png").exists()
     assert Path(rows[0]["worst"]).parent.name == rows[0]["class"]
     found = json.loads(run("predict", "out/best.keras", other / "dark", "--json")[0])
     assert len(found) == 12
