@@ -15,7 +15,7 @@ def as_chain(model: keras.Model) -> Chain:
     A model cut from a `Chain`, such as `keras.Model(base.input, Dense(5)(base.output))` or
     `keras.Model(base.input, base.get_layer("blocks_7").output)`, and the result of
     `keras.models.clone_model`, run their layers as Keras does. Under JAX on a CPU that
-    trains more slowly than a `Chain`, whose layers are calls. The result has the same layers, and
+    trains more slowly than a `Chain`, whose blocks are calls. The result has the same layers, and
     therefore the same weights; it is not compiled, and states no preprocessing.
 
     Args:
