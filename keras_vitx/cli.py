@@ -205,7 +205,7 @@ def train(
         output = output or next(path for path in runs if not path.exists())
     options = {name: None if value == "none" else value for name, value in options.items()}
     options |= {"validation_split": validation_split, "fraction": fraction}
-    print("The first step is prepared: 10 to 60 seconds on a CPU, once.", flush=True)
+    print("The first step is prepared, once: of CaiT_XXS24 up to 20 seconds on a CPU.", flush=True)
     try:
         kv.fit(network, dataset, output=output, **options)
     except KeyboardInterrupt:
