@@ -14,7 +14,7 @@ import sys
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatch
-from importlib import import_module, resources
+from importlib import resources
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -314,9 +314,9 @@ def list_names(
     if recipes and pattern != "*":
         return print(kv.training.recipes.get(pattern))
     if recipes:
-        names = kv.training.list_recipes()
-        texts = [import_module(f"keras_vitx.training.recipes.{name}").__doc__ for name in names]
-        rows = [{"recipe": x, "": y.splitlines()[0]} for x, y in zip(names, texts, strict=True)]
+        files = kv.training.recipes.FILES
+        texts = [path.read_text("utf-8").partition("\n")[0] for path in files.values()]
+        rows = [{"recipe": x, "": y[2:]} for x, y in zip(files, texts, strict=True)]
     elif weights:
         facts = ("name", "constructor", "image_size", "classes", "top1", "license", "source")
         rows = [

@@ -53,7 +53,7 @@ def fit(
             an optimizer, a loss or metrics, is used instead of the recipe's.
         source: Any source that `keras_vitx.data.load_dataset` accepts or returns; `Pipelines`; or
             your own preprocessed batches, as for Keras's `fit`.
-        recipe: Name of a recipe, the directory of a run, or a `Recipe`.
+        recipe: Name of a recipe, a `.toml` file, the directory of a run, or a `Recipe`.
         teacher: A classifier whose predictions are additional labels (`Distillation`).
         class_weight: Weight in the training loss by label or class name; others weigh 1. With
             several labels per image, that of each label's loss; for soft labels y, an image weighs

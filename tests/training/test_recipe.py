@@ -1,7 +1,6 @@
 """Recipes: values, changes, files, and those of the papers."""
 
 import dataclasses
-import importlib
 import json
 from functools import partial
 
@@ -122,8 +121,21 @@ def test_shipped_recipes(name):
     assert recipe.name == name
     assert recipes.get(recipe) is recipe
     assert Recipe.from_dict(recipe.to_dict()) == recipe
-    module = importlib.import_module(f"keras_vitx.training.recipes.{name}")
-    assert f"--recipe {name}" in module.__doc__
+    about = recipes.FILES[name].read_text()
+    assert f"--recipe {name}" in about
+
+
+def test_a_file_of_settings(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    settings = 'based_on = "deit"\nepochs = 30\nmixup = 0.2\nscale = [0.5, 1]\nema = "none"\n'
+    (tmp_path / "mine.toml").write_text(settings)
+    changes = {"epochs": 30, "mixup": 0.2, "scale": (0.5, 1), "ema": None}
+    changed = recipes.get("deit").replace(name="mine.toml", **changes)
+    assert recipes.get("mine.toml") == changed
+    assert recipes.get(tmp_path / "mine.toml").warmup_epochs == 0.5
+    (tmp_path / "mine.toml").write_text("epoch = 30")
+    with pytest.raises(ValueError, match=r"'epochs'.* Received: 'epoch'"):
+        recipes.get("mine.toml")
 
 
 # The peak of the learning rate, and settings.

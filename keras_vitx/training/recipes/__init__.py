@@ -1,28 +1,46 @@
-"""Recipes by name, one file each."""
+"""Recipes by name: a file of settings each, in TOML."""
 
-import importlib
 import os
-import pkgutil
+import tomllib
+from pathlib import Path
 
 from keras_vitx.checks import check
+from keras_vitx.files import local_path
 from keras_vitx.text import nearest
 from keras_vitx.training.recipe import Recipe
+
+FILES = {path.stem: path for path in sorted(Path(__file__).parent.glob("*.toml"))}
 
 
 def list_recipes() -> list[str]:
     """Return the names of the recipes."""
-    return sorted(module.name for module in pkgutil.iter_modules(__path__))
+    return list(FILES)
 
 
 def get(recipe: str | os.PathLike | Recipe) -> Recipe:
-    """Return a recipe by its name or the directory of a run; a `Recipe` is returned unchanged.
+    """Return a recipe by its name, a `.toml` file or the directory of a run; a `Recipe` unchanged.
 
-    Raises a ValueError that suggests the nearest names if there is no such recipe.
+    A file has settings as `Recipe.replace` takes them, with `"none"` for None, such as
+    `mixup = 0.2`. `based_on = "deit"` names the recipe that they change.
+
+    Raises:
+        ValueError: if there is no such recipe, with the nearest names, or a setting is wrong.
+        OSError: if a file can't be read.
     """
     if isinstance(recipe, Recipe):
         return recipe
+    if str(recipe).endswith(".toml"):
+        return _read(recipe, local_path(recipe))
     if isinstance(recipe, os.PathLike) or os.path.isdir(recipe):
         return Recipe.read(recipe)
-    rule = "`recipe` must be the name of a recipe, the directory of a run or a `Recipe`."
-    check(recipe in list_recipes(), f"{rule} {nearest(recipe, list_recipes())}", recipe)
-    return importlib.import_module(f"{__name__}.{recipe}").RECIPE
+    rule = "`recipe` must be a name, a `.toml` file, the directory of a run or a `Recipe`."
+    check(recipe in FILES, f"{rule} {nearest(recipe, FILES)}", recipe)
+    return _read(recipe, FILES[recipe])
+
+
+def _read(name, path):
+    settings = tomllib.loads(path.read_text("utf-8"))
+    settings = {key: None if value == "none" else value for key, value in settings.items()}
+    base = settings.pop("based_on", None)
+    base = get(base) if base else Recipe(str(name))
+    return base.replace(**{"name": str(name), **settings})
