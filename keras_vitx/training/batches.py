@@ -1,5 +1,6 @@
 """Batches of any source: their labels, their number, and steps that change them."""
 
+import itertools
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -59,7 +60,8 @@ def weigh(weights: np.ndarray, index: int, batch: tuple) -> tuple:
 class UserBatches:
     """A user's batches, any iterable or a `PyDataset`, as arrays that some steps change.
 
-    They are read as `ImageBatches` are: an iteration is one pass, and a stream has no end.
+    They are read as `ImageBatches` are: an iteration is one pass, and a stream has no end. A
+    `PyDataset` is told where its epochs begin and end, as by Keras.
     """
 
     def __init__(self, batches: Iterable, changes: Sequence[Change] = ()):
@@ -73,29 +75,43 @@ class UserBatches:
         return len(self.batches)
 
     def __iter__(self) -> Iterator[tuple]:
-        is_indexed = isinstance(self.batches, keras.utils.PyDataset)
-        for index, batch in enumerate(read_indexed(self.batches) if is_indexed else self.batches):
+        return self._epoch(self._pass())
+
+    def stream(self, step: int = 0, steps: int | None = None) -> Iterator[tuple]:
+        """Yield epochs of so many steps (None: a pass); the first pass begins with the stream."""
+        batches, steps = self._passes(), steps or length_of(self) or None
+        while True:
+            yield from self._epoch(itertools.islice(batches, steps))
+
+    def _epoch(self, batches):
+        """Yield the batches of an epoch; it ends when the next one is asked for, or none is."""
+        if not isinstance(self.batches, keras.utils.PyDataset):
+            yield from batches
+            return
+        self.batches.on_epoch_begin()
+        try:
+            yield from batches
+        finally:
+            self.batches.on_epoch_end()
+
+    def _passes(self):
+        while True:
+            count = 0
+            for count, batch in enumerate(self._pass(), 1):  # noqa: B007
+                yield batch
+            check(count, "`source` must give its batches again in each pass.", "none")
+
+    def _pass(self):
+        batches = self.batches
+        if isinstance(batches, keras.utils.PyDataset):  # By as many threads as `workers` says.
+            grain, threads = import_grain(), batches.workers if batches.workers > 1 else 0
+            options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=threads)
+            batches = grain.MapDataset.source(batches).to_iter_dataset(options)
+        for index, batch in enumerate(batches):
             batch = keras.tree.map_structure(as_array, tuple(batch))
             for change in self.changes:
                 batch = change(index, batch)
             yield batch
-
-    def stream(self, step: int = 0) -> Iterator[tuple]:
-        """Yield one pass after another; the first one begins with the stream."""
-        while True:
-            count = 0
-            for count, batch in enumerate(self, 1):  # noqa: B007
-                yield batch
-            check(count, "`source` must give its batches again in each pass.", "none")
-
-
-def read_indexed(batches: keras.utils.PyDataset) -> Iterator[tuple]:
-    """Yield the batches of an epoch, read by as many threads as `workers` says."""
-    grain, threads = import_grain(), batches.workers if batches.workers > 1 else 0
-    batches.on_epoch_begin()
-    options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=threads)
-    yield from grain.MapDataset.source(batches).to_iter_dataset(options)
-    batches.on_epoch_end()
 
 
 Batches = ImageBatches | UserBatches

@@ -110,7 +110,7 @@ def fit(
             print(f"Epochs from {initial_epoch + 1} on go to {output}.", flush=True)
     with best:
         history = model.fit(
-            stream_of(train, initial_epoch * data.steps),
+            stream_of(train, range(initial_epoch, recipe.all_epochs), data.steps),
             epochs=recipe.all_epochs,
             initial_epoch=initial_epoch,
             steps_per_epoch=data.steps,

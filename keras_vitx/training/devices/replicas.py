@@ -6,6 +6,7 @@ metrics over all processes; PyTorch and TensorFlow need different random numbers
 """
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,7 +16,7 @@ import numpy as np
 from keras_vitx.data.augmentation.mixing import shard_of_batch
 from keras_vitx.data.loading import ImageBatches
 from keras_vitx.keras_internals import sublayers
-from keras_vitx.training.batches import Batches
+from keras_vitx.training.batches import Batches, UserBatches
 from keras_vitx.training.devices import Devices, check_batch, copies_of, in_use
 from keras_vitx.training.optimizer import averages_of
 
@@ -61,9 +62,17 @@ def rows_of(batch: tuple, devices: Devices, pad: bool = False) -> tuple:
     return keras.tree.map_structure(lambda array: array[rows], batch)
 
 
-def stream_of(batches: Batches, step: int) -> Any:
-    """Return endless training batches from a step on, as `model.fit` reads them."""
-    return begin(functools.partial(copy_to_gpu(batches).stream, step))
+def stream_of(batches: Batches, epochs: range, steps: int) -> Any:
+    """Return the training batches of epochs of so many steps, as `model.fit` reads them."""
+    batches = copy_to_gpu(batches)
+    of_epoch = {"steps": steps} if isinstance(batches, UserBatches) else {}
+
+    def read():
+        stream = batches.stream(epochs.start * steps, **of_epoch)
+        # Keras looks at the first batch even if no epoch is left.
+        yield from itertools.islice(stream, max(len(epochs), 1) * steps)
+
+    return begin(read)
 
 
 def pass_of(batches: Batches) -> Any:
