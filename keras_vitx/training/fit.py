@@ -14,7 +14,7 @@ from keras_vitx.training.callbacks import (
     Validate,
     verbosity,
 )
-from keras_vitx.training.devices.replicas import Replicate, shard_of, stream_of
+from keras_vitx.training.devices import replicas
 from keras_vitx.training.prepare import (
     check_rates,
     compile_model,
@@ -86,7 +86,7 @@ def fit(
     classifier, recipe = prepare_model(model, recipe, settings)
     how_to_load |= {"seed": seed, "pixels": teacher is None and classifier.takes_pixels}
     data = open_data(source, classifier, recipe, settings, class_weight, **how_to_load)
-    recipe, train = data.recipe, shard_of(data.train)
+    recipe, train = data.recipe, replicas.shard_of(data.train)
     match_head(classifier, data.class_names)
     distillation = make_distillation(classifier, teacher, recipe, data.class_names)
     if distillation is not None:
@@ -95,7 +95,7 @@ def fit(
     evaluator = compile_model(classifier, recipe, *about, distillation)
     check_rates(model, callbacks)
 
-    first = [Replicate(), AverageWeights(), StopAtNonFinite()]
+    first = [replicas.Replicate(), AverageWeights(), StopAtNonFinite()]
     if data.validation is not None:
         first.append(Validate(lambda: evaluator.measure(data.validation)))
     best = BestEpoch(model, output and output / f"{recipe.result}.keras", recipe)
@@ -108,9 +108,9 @@ def fit(
         write_run(output, record)
         if verbosity():
             print(f"Epochs from {initial_epoch + 1} on go to {output}.", flush=True)
-    with best:
+    with best, replicas.mean_gradients(model.optimizer):
         history = model.fit(
-            stream_of(train, range(initial_epoch, recipe.all_epochs), data.steps),
+            replicas.stream_of(train, range(initial_epoch, recipe.all_epochs), data.steps),
             epochs=recipe.all_epochs,
             initial_epoch=initial_epoch,
             steps_per_epoch=data.steps,

@@ -6,6 +6,7 @@ DEVICES are a count, or COUNT-sharded for sharded weights. The chief prints, as 
 {devices: {"fitted": curve of `kv.fit`, "random": that of a plain training with random numbers}}.
 """
 
+import contextlib
 import json
 import os
 import sys
@@ -65,8 +66,13 @@ def plain():
     count = keras.callbacks.LambdaCallback(
         on_train_batch_end=lambda batch, logs: seeds.append(distinct(model, "seed"))
     )
+    stop = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: 1 / 0)
+    with contextlib.suppress(ZeroDivisionError):
+        kv.fit(model, batches, epochs=1, warmup_epochs=0, callbacks=[stop])
+    is_changed = "apply" in vars(model.optimizer)
     history = kv.fit(model, batches, epochs=2, warmup_epochs=0, callbacks=[count]).history
-    return {"loss": history["loss"], "seed": seeds[-1], "moving_mean": distinct(model, "mean")}
+    found = {"loss": history["loss"], "seed": seeds[-1], "moving_mean": distinct(model, "mean")}
+    return found | {"optimizer_is_changed": is_changed}
 
 
 def distinct(model, name):

@@ -66,6 +66,7 @@ def test_one_process_writes_the_files(curves):
 def test_plain_training_and_random_numbers(curves):
     """JAX draws the numbers of the whole batch; elsewhere, each replica draws its own."""
     *one, several = (curve["random"] for curve in curves[0].values() if "random" in curve)
+    assert not several["optimizer_is_changed"]  # After an error.
     if BACKEND == "jax":
         assert several["loss"] == pytest.approx(one[0]["loss"], rel=1e-4)
     else:

@@ -5,6 +5,7 @@ so only `shard_of` is needed, on several machines. PyTorch also needs gradients 
 metrics over all processes; PyTorch and TensorFlow need different random numbers in each replica.
 """
 
+import contextlib
 import functools
 import itertools
 from collections.abc import Callable, Iterator
@@ -114,29 +115,44 @@ def copy_array(value: Any) -> Any:
     return torch.from_numpy(value).pin_memory().to("cuda", non_blocking=True)
 
 
+@contextlib.contextmanager
+def mean_gradients(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
+    """Let an optimizer, a user's too, take the means of gradients over processes (PyTorch)."""
+    with contextlib.ExitStack() as stack:
+        if _runs("torch"):
+            apply = optimizer.apply
+            optimizer.apply = lambda gradients, variables: apply(_means(gradients), variables)
+            stack.callback(delattr, optimizer, "apply")
+        yield
+
+
 class Replicate(keras.callbacks.Callback):
     """Make Keras's `fit` and `evaluate` compute the same on several devices as on one.
 
-    It must be the first callback, so that others see the means after an epoch. Metrics must be sums
+    It must be the first callback, so that others see the metrics of all images, which must be sums
     or means over images, as Keras's are. Under TensorFlow and PyTorch, BatchNormalization uses the
     images of each replica, and its moving statistics are averaged after each epoch.
     """
 
     def __init__(self):
         super().__init__()
-        self.epoch = self.seed = 0
+        self.epoch, self.seed = 0, None
+        self.async_safe = not _runs("torch")  # Else Keras would wait for each step.
 
     def on_train_begin(self, logs=None):
-        self.seeds_are_folded = False
+        self.seed = None
         if _runs("torch"):
-            self._begin_torch()
+            from torch import distributed
+
+            for variable in self.model.variables:  # Those of the chief.
+                distributed.broadcast(variable.value.detach(), 0)
 
     def on_epoch_begin(self, epoch, logs=None):
         self.epoch = epoch
 
     def on_train_batch_begin(self, batch, logs=None):
-        if not self.seeds_are_folded:
-            self._begin()
+        if self.seed is None:  # Callbacks have restored the states of a training.
+            self.seed = make_seeds_differ(self.model)
         process = in_use().process
         if _runs("torch") and process:
             import torch
@@ -145,84 +161,60 @@ class Replicate(keras.callbacks.Callback):
             # saved, so those of other processes are functions of the step.
             numbers = np.random.SeedSequence((self.seed, self.epoch, batch, process))
             torch.manual_seed(int(numbers.generate_state(1)[0]))
+        self.on_test_batch_begin(batch)
 
     def on_epoch_end(self, epoch, logs=None):
-        self._average_statistics()
-
-    def on_train_end(self, logs=None):
-        if _runs("torch"):
-            self.model.train_function = None
-            del self.model.optimizer.apply
+        average_statistics(self.model)
 
     def on_test_begin(self, logs=None):
-        self._average_statistics()
+        average_statistics(self.model)
+
+    def on_test_batch_begin(self, batch, logs=None):
+        if _runs("torch") and in_use().process:  # The chief has the sums so far.
+            for metric in self.model.metrics:
+                metric.reset_state()
+
+    def on_test_batch_end(self, batch, logs=None):
         if _runs("torch"):
-            import torch
-
-            self.model.test_function = self._over_processes(torch.no_grad()(self.model.test_step))
-
-    def on_test_end(self, logs=None):
-        if _runs("torch"):
-            self.model.test_function = None
-
-    def _begin_torch(self):
-        """Give all processes the variables of the chief, and the means of their gradients."""
-        from torch import distributed
-
-        for variable in self.model.variables:
-            distributed.broadcast(variable.value.detach(), 0)
-        optimizer, apply = self.model.optimizer, self.model.optimizer.apply
-        # Of this object: a user's optimizer takes means, too.
-        optimizer.apply = lambda gradients, variables: apply(_means(gradients), variables)
-        self.model.train_function = self._over_processes(self.model.train_step)
-
-    def _over_processes(self, step):
-        """Return a train or test function whose metrics count the images of all processes."""
-        variables = [variable for metric in self.model.metrics for variable in metric.variables]
-
-        def one_step(data):
-            if in_use().process:  # The chief has the sums so far.
-                for variable in variables:
-                    variable.assign(keras.ops.zeros_like(variable))
-            step(data[0])
+            variables = [v for metric in self.model.metrics for v in metric.variables]
             sums = _sums([variable.value.detach() for variable in variables])
             for variable, total in zip(variables, sums, strict=True):
                 variable.assign(total)
-            return self.model.get_metrics_result()
+            results = self.model.get_metrics_result()
+            logs.update(keras.tree.map_structure(keras.ops.convert_to_numpy, results))
 
-        return one_step
+    on_train_batch_end = on_test_batch_end
 
-    def _begin(self):
-        """Make the random numbers of each replica different; those of the chief don't change.
 
-        At the first step, when a callback has restored the states of a training.
-        """
-        self.seeds_are_folded = True
-        if _runs("torch"):
-            import torch
+def make_seeds_differ(model: keras.Model) -> int:
+    """Make the random numbers of each replica different but the chief's; return PyTorch's seed."""
+    for seed in model.non_trainable_variables if _runs("torch", "tensorflow") else ():
+        if seed.name == SEED_STATE:
+            copies = copies_of(seed)
+            start, counter = (int(n) for n in keras.ops.convert_to_numpy(copies[0]))
+            for index, copy in enumerate(copies, in_use().process):
+                copy.assign([(start + index * SEED_DISTANCE) % 2**31, counter])
+    if not _runs("torch"):
+        return 0
+    import torch
 
-            self.seed = torch.initial_seed()
-        for seed in self.model.non_trainable_variables if _runs("torch", "tensorflow") else ():
-            if seed.name == SEED_STATE:
-                copies = copies_of(seed)
-                start, counter = (int(n) for n in keras.ops.convert_to_numpy(copies[0]))
-                for index, copy in enumerate(copies, in_use().process):
-                    copy.assign([(start + index * SEED_DISTANCE) % 2**31, counter])
+    return torch.initial_seed()
 
-    def _average_statistics(self):
-        """Replace the moving statistics of all replicas by their mean."""
-        if not _runs("torch", "tensorflow"):
-            return
-        norms = [x for x in sublayers(self.model) if isinstance(x, keras.layers.BatchNormalization)]
-        variables = [v for norm in norms for v in (norm.moving_mean, norm.moving_variance)]
-        variables += averages_of(self.model)
-        if _runs("torch"):
-            means = _means([v.value.detach() for v in variables])
-        else:
-            means = [np.mean([copy.numpy() for copy in copies_of(v)], 0) for v in variables]
-        for variable, mean in zip(variables, means, strict=True):
-            for copy in copies_of(variable):
-                copy.assign(mean)
+
+def average_statistics(model: keras.Model) -> None:
+    """Replace the moving statistics of all replicas by their mean."""
+    if not _runs("torch", "tensorflow"):
+        return
+    norms = [x for x in sublayers(model) if isinstance(x, keras.layers.BatchNormalization)]
+    variables = [v for norm in norms for v in (norm.moving_mean, norm.moving_variance)]
+    variables += averages_of(model)
+    if _runs("torch"):
+        means = _means([v.value.detach() for v in variables])
+    else:
+        means = [np.mean([copy.numpy() for copy in copies_of(v)], 0) for v in variables]
+    for variable, mean in zip(variables, means, strict=True):
+        for copy in copies_of(variable):
+            copy.assign(mean)
 
 
 def _runs(*backends):
