@@ -3,10 +3,9 @@
 import dataclasses
 import json
 import math
-import os
 import textwrap
 import typing
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from itertools import starmap, zip_longest
 from typing import Annotated, Any, Literal
@@ -20,12 +19,11 @@ from keras_vitx.checks import (
     Remat,
     check,
     check_argument,
-    from_fields,
+    check_fields,
     is_optional,
 )
 from keras_vitx.data.augmentation import Augmentation
 from keras_vitx.data.augmentation.mixing import Mixing
-from keras_vitx.files import read_record
 from keras_vitx.text import nearest
 
 Fraction = Annotated[float, "[0, 1)"]
@@ -139,8 +137,7 @@ class Recipe:
     def __post_init__(self):
         if isinstance(self.augmentation, str):
             object.__setattr__(self, "augmentation", Augmentation.of(self.augmentation))
-        for name, value in vars(self).items():
-            check_argument(name, value, HINTS[name])
+        check_fields(self)
         rule = f"`warmup_epochs` must be below epochs={self.epochs}."
         check(self.warmup_epochs < self.epochs, rule, self.warmup_epochs)
         falls = self.decay == "constant" or self.final_learning_rate <= self.learning_rate
@@ -163,7 +160,9 @@ class Recipe:
         Raises:
             ValueError: if a setting is unknown or out of range.
         """
-        _check_known(changes, HINTS)
+        for name in changes:
+            rule = f"Settings must be those of a recipe. {nearest(name, HINTS)}"
+            check(name in HINTS, rule, name)
         changes = {n: v for n, v in changes.items() if v is not None or is_optional(HINTS[n])}
         if "epochs" in changes and "warmup_epochs" not in changes:
             check_argument("epochs", changes["epochs"], HINTS["epochs"])
@@ -211,51 +210,28 @@ class Recipe:
 
     def __str__(self) -> str:
         """Return a table with one row per group, in the syntax of the command line."""
-        rows = [f"--recipe {self.name} --result {self.result}"]
-        for name, group in self._groups().items():
-            words = starmap(_as_option, (group or {name: None}).items())
+        rows, settings = [f"--recipe {self.name} --result {self.result}"], self.to_dict()
+        for group, names in GROUPS.items():
+            given = {name: settings[name] for name in names if name in settings}
+            words = starmap(_as_option, (given or {group: None}).items())
             lines = textwrap.wrap(" ".join(words), 80, break_on_hyphens=False)
-            rows += [f"  {key:<14}{line}" for key, line in zip_longest([name], lines, fillvalue="")]
+            rows += starmap("  {:<14}{}".format, zip_longest([group], lines, fillvalue=""))
         return "\n".join(rows).replace("\N{NO-BREAK SPACE}", " ")
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the settings as JSON values, from which `from_dict` makes an equal recipe."""
-        settings = {"name": self.name, "result": self.result, **self._groups()}
+        """Return the settings as JSON values, of which `replace` makes an equal recipe."""
+        settings: dict[str, Any] = {}
+        for name, value in vars(self).items():
+            settings |= vars(value) if name in OFF and value else {name: value}
         # Numbers of NumPy are written as Python's.
         return json.loads(json.dumps(settings, default=lambda number: number.item()))
 
-    def _groups(self) -> dict[str, dict[str, Any] | None]:
-        groups = {group: {n: getattr(self, n) for n in names} for group, names in GROUPS.items()}
-        parts = {group: getattr(self, group) for group in OFF}
-        return groups | {group: value and dict(vars(value)) for group, value in parts.items()}
 
-    @classmethod
-    def from_dict(cls, settings: Mapping[str, Any]) -> "Recipe":
-        """Make a recipe from the output of `to_dict`; missing settings have their defaults.
-
-        Raises:
-            ValueError: if a setting is unknown or out of range.
-        """
-        _check_known(settings, ["name", "result", *GROUPS, *OFF])
-        values = dict(settings)
-        for group, names in GROUPS.items():
-            fields = values.pop(group, {})
-            _check_known(fields, names)
-            values |= fields
-        for group, off in OFF.items():
-            if isinstance(values.get(group), Mapping):
-                values[group] = from_fields(type(off), values[group])
-        return cls(**values)
-
-    @classmethod
-    def read(cls, run: str | os.PathLike) -> "Recipe":
-        """Read the recipe of a training run from its directory or its `run.json`.
-
-        Raises an OSError if there is no such file, and a ValueError if it is damaged.
-        """
-        return cls.from_dict(read_record(run)["recipe"])
-
-
+# The values to which `replace` adds a setting if augmentation or mixing is None.
+OFF: dict[str, Any] = {
+    "augmentation": Augmentation(crop=None, flip=0.0),
+    "mixing": Mixing(mixup=0.0, cutmix=0.0),
+}
 NAMES = [setting.name for setting in dataclasses.fields(Recipe)]
 
 
@@ -263,18 +239,13 @@ def _names(first: str, last: str) -> list[str]:
     return NAMES[NAMES.index(first) : NAMES.index(last) + 1]
 
 
-# The groups of settings in files and printed recipes, besides augmentation and mixing.
+# The groups of settings in printed recipes.
 GROUPS = {
     "schedule": _names("epochs", "patience"),
     "optimizer": _names("algorithm", "accumulate_steps"),
     "network": _names("drop_path", "precision"),
     "targets": _names("label_smoothing", "distillation_weight"),
-}
-
-# The values to which `replace` adds a setting if augmentation or mixing is None.
-OFF: dict[str, Any] = {
-    "augmentation": Augmentation(crop=None, flip=0.0),
-    "mixing": Mixing(mixup=0.0, cutmix=0.0),
+    **{name: list(vars(off)) for name, off in OFF.items()},
 }
 
 # The annotation of each setting, by name.
@@ -285,14 +256,8 @@ HINTS: dict[str, Any] = {
 }
 
 
-def _check_known(names: Collection[str], known: Collection[str]) -> None:
-    for name in names:
-        rule = f"Settings must be those of a recipe. {nearest(name, known)}"
-        check(name in known, rule, name)
-
-
 def _as_option(name: str, value: Any) -> str:
     """Return a setting as the command takes it; its words stay on one line."""
-    values = value if isinstance(value, tuple) else (value,)
+    values = value if isinstance(value, list) else [value]
     words = ["none" if part is None else str(part) for part in values]
     return "\N{NO-BREAK SPACE}".join([f"--{name.replace('_', '-')}", *words])

@@ -102,7 +102,7 @@ def test_a_recipe_that_distils(head, name, tmp_path):
     history = kv.fit(model, PHOTOS, teacher=teacher_of(), **options).history
     assert model.loss.weights == {"head": 0.7, name: 0.3}
     assert model.loss.losses[name].temperature == 2
-    assert settings.items() <= run_of(tmp_path)["recipe"]["targets"].items()
+    assert settings.items() <= run_of(tmp_path)["recipe"].items()
     # The file needs no teacher, and its validation loss is that of the labels.
     loaded = keras.saving.load_model(tmp_path / "best.keras")
     images = kv.preprocess_input(PHOTOS[0][:5], loaded)

@@ -35,7 +35,7 @@ def test_a_short_trial(name, tmp_path):
     assert np.isfinite(history.history["loss"] + history.history["val_loss"]).all()
     assert {"loss", "accuracy"} <= set(history.test)
     assert any(np.abs(a - b).max() > 0 for a, b in zip(before, model.get_weights(), strict=True))
-    assert Recipe.read(tmp_path) == recipe
+    assert recipes.get(tmp_path) == recipe
     saved = keras.saving.load_model(tmp_path / f"{recipe.result}.keras")
     rate = recipe.drop_path or 0.0
     assert max(block.drop_path for block in blocks(saved)) == pytest.approx(rate)

@@ -5,7 +5,7 @@ import tomllib
 from pathlib import Path
 
 from keras_vitx.checks import check
-from keras_vitx.files import local_path
+from keras_vitx.files import local_path, read_record
 from keras_vitx.text import nearest
 from keras_vitx.training.recipe import Recipe
 
@@ -32,7 +32,7 @@ def get(recipe: str | os.PathLike | Recipe) -> Recipe:
     if str(recipe).endswith(".toml"):
         return _read(recipe, local_path(recipe))
     if isinstance(recipe, os.PathLike) or os.path.isdir(recipe):
-        return Recipe.read(recipe)
+        return Recipe("run").replace(**read_record(recipe)["recipe"])
     rule = "`recipe` must be a name, a `.toml` file, the directory of a run or a `Recipe`."
     check(recipe in FILES, f"{rule} {nearest(recipe, FILES)}", recipe)
     return _read(recipe, FILES[recipe])
