@@ -6,6 +6,7 @@ from typing import Any
 
 import keras
 
+from keras_vitx.outputs import is_chain
 from keras_vitx.training import recipes
 from keras_vitx.training.callbacks import (
     AverageWeights,
@@ -14,13 +15,17 @@ from keras_vitx.training.callbacks import (
     Validate,
     verbosity,
 )
-from keras_vitx.training.devices import replicas
+from keras_vitx.training.devices import check_devices
+from keras_vitx.training.devices.replicas import Replicate, mean_gradients, stream_of
 from keras_vitx.training.prepare import (
+    apply_settings,
     check_rates,
     compile_model,
+    follow_optimizer,
     make_distillation,
     match_head,
-    prepare_model,
+    outputs_to_train,
+    user_arguments,
 )
 from keras_vitx.training.recipe import Recipe
 from keras_vitx.training.restart import Restart
@@ -81,44 +86,47 @@ def fit(
     how_to_load = {name: settings.pop(name) for name in HOW_TO_LOAD if name in settings}
     verbose = settings.pop("verbose", "auto")
     recipe = recipes.get(recipe).replace(**settings)
-    if output is not None:
-        output = new_run(output, resume)
-    classifier, recipe = prepare_model(model, recipe, settings)
-    how_to_load |= {"seed": seed, "pixels": teacher is None and classifier.takes_pixels}
-    data = open_data(source, classifier, recipe, settings, class_weight, **how_to_load)
-    recipe, train = data.recipe, replicas.shard_of(data.train)
-    match_head(classifier, data.class_names)
-    distillation = make_distillation(classifier, teacher, recipe, data.class_names)
+    output = None if output is None else new_run(output, resume)
+    check_devices(model)
+    compiled = user_arguments(model)
+    outputs = outputs_to_train(model, compiled)
+    recipe = follow_optimizer(recipe, compiled, settings)
+    apply_settings(model, recipe)
+    how_to_load["seed"] = seed
+    how_to_load["pixels"] = teacher is None and is_chain(model) and model.takes_pixels
+    data = open_data(source, model, outputs, recipe, settings, class_weight, **how_to_load)
+    recipe, batches, train = data.recipe, data.batches, data.batches.train
+    match_head(model, batches.class_names)
+    distillation = make_distillation(model, teacher, recipe)
     if distillation is not None:
         train = distillation.batches(train, model)
-    about = data.steps, data.task, data.class_weight
-    evaluator = compile_model(classifier, recipe, *about, distillation)
+    evaluator = compile_model(model, compiled, recipe, data, distillation)
     check_rates(model, callbacks)
 
-    first = [replicas.Replicate(), AverageWeights(), StopAtNonFinite()]
-    if data.validation is not None:
-        first.append(Validate(lambda: evaluator.measure(data.validation)))
+    stages = [Replicate(), AverageWeights(), StopAtNonFinite()]
+    if batches.validation is not None:
+        stages.append(Validate(lambda: evaluator.measure(batches.validation)))
     best = BestEpoch(model, output and output / f"{recipe.result}.keras", recipe)
-    first, last, initial_epoch = [*first, best], [], 0
+    stages, initial_epoch = [*stages, best, *callbacks], 0
     if output is not None:
-        last = [Restart(output / RESTART, [*first, *callbacks])]
-        initial_epoch = last[0].initial_epoch
-        first += history_logger(output, initial_epoch)
+        restart = Restart(output / RESTART, stages)
+        initial_epoch = restart.initial_epoch
+        stages += [*history_logger(output, initial_epoch), restart]
         record = record_of(model, source, data, teacher, seed)
         write_run(output, record)
         if verbosity():
             print(f"Epochs from {initial_epoch + 1} on go to {output}.", flush=True)
-    with best, replicas.mean_gradients(model.optimizer):
+    with best, mean_gradients(model.optimizer):
         history = model.fit(
-            replicas.stream_of(train, range(initial_epoch, recipe.all_epochs), data.steps),
+            stream_of(train, range(initial_epoch, recipe.all_epochs), data.steps),
             epochs=recipe.all_epochs,
             initial_epoch=initial_epoch,
             steps_per_epoch=data.steps,
-            callbacks=[*first, *callbacks, *last],
+            callbacks=stages,
             shuffle=False,
             verbose=verbosity(verbose),
         )
-    history.test = None if data.test is None else evaluator.measure(data.test)
+    history.test = None if batches.test is None else evaluator.measure(batches.test)
     if output is not None:
         measures = {"best_epoch": best.epoch, "metrics": best.logs, "test": history.test}
         write_run(output, record | measures)

@@ -40,24 +40,24 @@ def make_optimizer(
             "%.0f: its result will be close to the initial weights. Set a smaller `ema`, or None."
         )
         log.warning(text, ema, 1 / (1 - ema), updates)
-    arguments: dict[str, Any] = {
-        "learning_rate": make_schedule(recipe, steps_per_epoch),
-        "weight_decay": recipe.weight_decay,
-        "beta_1": recipe.beta_1,
-        "beta_2": recipe.beta_2,
-        "epsilon": recipe.epsilon,
-        "global_clipnorm": recipe.clip_norm,
-        "use_ema": ema is not None,
+    schedule = make_schedule(recipe, steps_per_epoch)
+    factors = recipe.layer_decay and rate_factors(model, recipe.layer_decay)
+    matrices = matrices_of(model) if recipe.algorithm == "muon" else ()
+    return AdamW(
+        schedule,
+        recipe.weight_decay,
+        factors,
+        matrices,
+        beta_1=recipe.beta_1,
+        beta_2=recipe.beta_2,
+        epsilon=recipe.epsilon,
+        global_clipnorm=recipe.clip_norm,
+        use_ema=ema is not None,
         # Keras updates the average in every step, not in every update.
-        "ema_momentum": (ema or 0.0) ** (1 / accumulate_steps),
-        "gradient_accumulation_steps": accumulate_steps if accumulate_steps > 1 else None,
-        "name": OPTIMIZER,
-    }
-    if recipe.layer_decay is not None:
-        arguments["rate_factors"] = rate_factors(model, recipe.layer_decay)
-    if recipe.algorithm == "muon":
-        arguments["matrices"] = matrices_of(model)
-    return AdamW(**arguments)
+        ema_momentum=(ema or 0.0) ** (1 / accumulate_steps),
+        gradient_accumulation_steps=accumulate_steps if accumulate_steps > 1 else None,
+        name=OPTIMIZER,
+    )
 
 
 def rate_factors(model: keras.Model, decay: float) -> tuple[float, ...]:
@@ -365,9 +365,5 @@ def averages_of(model: keras.Model) -> Sequence[keras.Variable]:
 
 def is_decayed(variable: keras.Variable) -> bool:
     """Return whether weight decay applies: to kernels, not to vectors, tokens or positions."""
-    return len(variable.shape) > 1 and variable.name not in (
-        "embeddings",
-        "token",
-        "table",
-        "freqs",
-    )
+    others = ("embeddings", "token", "table", "freqs")
+    return len(variable.shape) > 1 and variable.name not in others

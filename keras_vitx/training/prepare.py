@@ -1,9 +1,8 @@
 """What training changes in a model before its first step, from its settings to its compilation."""
 
-import dataclasses
 import logging
-from collections.abc import Collection, Sequence
-from typing import Literal
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 import keras
 import numpy as np
@@ -11,38 +10,87 @@ import numpy as np
 from keras_vitx.checks import check, check_argument
 from keras_vitx.data.predictions import unnamed_classes
 from keras_vitx.data.sources.names import are_numbers
-from keras_vitx.keras_internals import sublayers
+from keras_vitx.keras_internals import compile_arguments, sublayers
 from keras_vitx.layers.base import forget_programs, optimizer_of
 from keras_vitx.losses import PerHead
-from keras_vitx.outputs import class_names_of, head_of, is_chain, layers_of
+from keras_vitx.outputs import (
+    Outputs,
+    class_names_of,
+    describe,
+    head_of,
+    is_chain,
+    layers_of,
+    outputs_of,
+)
 from keras_vitx.preprocessing import ModelInput
-from keras_vitx.training.classifier import Classifier
-from keras_vitx.training.devices import check_devices
+from keras_vitx.text import shorten
 from keras_vitx.training.evaluate import Evaluator
 from keras_vitx.training.optimizer import OPTIMIZER, make_optimizer
 from keras_vitx.training.recipe import GROUPS, NAMES, Precision, Recipe
+from keras_vitx.training.source import TrainingData
 from keras_vitx.training.targets import Distillation
-from keras_vitx.training.task import Task
 
 log = logging.getLogger(__name__)
 
 RATES = NAMES[NAMES.index("learning_rate") : NAMES.index("cooldown_epochs")]
 OF_OPTIMIZER = (*RATES, *GROUPS["optimizer"])
 """The settings of the recipe's optimizer."""
+OF_TASKS = ("accuracy", "top_5_accuracy", "binary_accuracy", "mean_absolute_error")
+"""Names of the metrics that `Task` gives."""
 
 
-def prepare_model(
-    model: keras.Model, recipe: Recipe, fixed: Collection[str] = ()
-) -> tuple[Classifier, Recipe]:
-    """Apply a recipe to a model, and return what training needs to know of it, and the recipe.
+def user_arguments(model: keras.Model) -> dict[str, Any]:
+    """Return what the user passed to `model.compile`, without what an earlier `fit` did."""
+    arguments = {k: v for k, v in compile_arguments(model).items() if v is not None}
+    if is_chain(model) and model.compiles_blocks:
+        arguments["jit_compile"] = True
+    if (optimizer := arguments.get("optimizer")) is not None:
+        # Keras's default, that is without an argument; the loss of any recipe has this name.
+        default = keras.optimizers.RMSprop(name=optimizer.name).get_config()
+        if optimizer.name == OPTIMIZER or optimizer.get_config() == default:
+            del arguments["optimizer"]
+    if getattr(arguments.get("loss"), "name", None) == OPTIMIZER:
+        del arguments["loss"]
+        metrics = keras.tree.flatten(arguments.get("metrics"))
+        if all(getattr(metric, "name", None) in OF_TASKS for metric in metrics):
+            arguments.pop("metrics", None)  # The same, for the labels of this time.
+    return arguments
 
-    With an optimizer of the user's, the recipe has its rate; settings in `fixed` must not be of it.
+
+def outputs_to_train(model: keras.Model, compiled: Mapping[str, Any]) -> Outputs | None:
+    """Return the outputs of a classifier, or None if the user compiled a loss for any others."""
+    if "loss" not in compiled:
+        return outputs_of(model)
+    rule = "`model` must be functional, with one output: train any other by `model.fit`."
+    check(isinstance(getattr(model, "output_shape", None), tuple), rule, describe(model))
+    return None
+
+
+def follow_optimizer(
+    recipe: Recipe, compiled: Mapping[str, Any], fixed: Collection[str] = ()
+) -> Recipe:
+    """Return a recipe with the rate and the accumulation of the optimizer that the user compiled.
+
+    Raises a ValueError if settings in `fixed`, passed by the user, are those of an optimizer or a
+    loss, and the model is compiled with another.
     """
-    check_devices(model)
-    classifier = Classifier.of(model)
-    recipe = follow_optimizer(classifier, recipe, fixed)
-    apply_settings(model, recipe)
-    return classifier, recipe
+    ruled = {"optimizer": OF_OPTIMIZER, "loss": ("label_smoothing",)}
+    for argument in [name for name in ruled if name in compiled]:
+        passed = {name for name in fixed if name in ruled[argument]}
+        if recipe.warmup_epochs == 0:
+            passed -= {"warmup_epochs"}
+        names = ", ".join(f"`{name}`" for name in sorted(passed))
+        rule = f"`model` must not be compiled with an optimizer or a loss for {names} of a recipe."
+        check(not passed, rule, argument)
+    if "optimizer" not in compiled:
+        return recipe
+    optimizer = compiled["optimizer"]
+    return recipe.replace(
+        learning_rate=float(keras.ops.convert_to_numpy(optimizer.learning_rate)) or None,
+        base_batch_size=None,
+        decay="constant",
+        accumulate_steps=optimizer.gradient_accumulation_steps or 1,
+    )
 
 
 def apply_settings(model: keras.Model, recipe: Recipe) -> None:
@@ -101,106 +149,74 @@ def set_precision(model: keras.Model, precision: Precision) -> None:
     forget_programs(model)
 
 
-def match_head(
-    classifier: Classifier, class_names: Sequence[str] | None
-) -> Literal["kept", "permuted", "fresh"]:
-    """Match the head of a model to a data set, set `model.class_names`, and return the change.
+def match_head(model: keras.Model, class_names: Sequence[str] | None) -> None:
+    """Match the head of a model to the classes of a data set, and set `model.class_names`.
 
     The classifiers are permuted if the names of the classes are the same in another order,
     reinitialized if the names differ, and kept otherwise.
+
+    Raises:
+        ValueError: if the model has another number of outputs than there are names.
     """
-    model, old = classifier.model, classifier.class_names
-    classes = model.output_shape[-1]
+    classes, new = model.output_shape[-1], tuple(class_names or ())
+    # One output is the probability of the second of two classes.
+    if len(new) != max(classes, 2):
+        rule = f"`model` must have classes={len(new)} for the classes {shorten(new)}."
+        check(classes == 1 or are_numbers(new), rule, classes)
+        return
+    old = class_names_of(model)
     # Checkpoints of ImageNet contain no class names.
     if old is None and is_chain(model) and model.head_loaded:
         old = tuple(synset for synset, _ in unnamed_classes(classes)) or None
-    new = tuple(class_names or ())
-    # One output is the probability of the second of two classes.
-    if len(new) != (2 if classes == 1 else classes):
-        return "kept"
     model.class_names = new
     if old is None or old == new:
-        return "kept"
+        return
+    dense = [part for part in sublayers(head_of(model)) if isinstance(part, keras.layers.Dense)]
+    heads = [layer for layer in dense if layer.units == classes]
     if sorted(old) == sorted(new):
         log.warning("The head's classes were permuted to the order of the data's classes.")
-        _permute(classifier.heads, [old.index(name) for name in new])
-        return "permuted"
+        _permute(heads, [old.index(name) for name in new])
+        return
     text = "The head was trained for other classes (%s) than the data's (%s) and is reinitialized."
     log.warning(text, ", ".join(old[:5]), ", ".join(new[:5]))
-    _initialize(classifier.heads)
-    return "fresh"
+    _initialize(heads)
 
 
 def make_distillation(
-    classifier: Classifier,
-    teacher: keras.Model | None,
-    recipe: Recipe,
-    class_names: Sequence[str] | None,
+    model: keras.Model, teacher: keras.Model | None, recipe: Recipe
 ) -> Distillation | None:
     """Return the distillation from a teacher: `"hard"` unless the recipe sets a kind."""
     if teacher is None:
         if recipe.distillation is not None:
             raise ValueError("`teacher` must be a model, or `distillation` None. Received: None.")
         return None
-    known = (class_names, classifier.class_names)
-    names = next((names for names in known if names and not are_numbers(names)), None)
-    teachers = class_names_of(teacher)
-    is_same = not (names and teachers) or tuple(names) == teachers or are_numbers(teachers)
+    names, teachers = class_names_of(model) or (), class_names_of(teacher) or ()
+    is_same = are_numbers(names) or are_numbers(teachers) or names == teachers
     rule = f"`teacher` must have the classes of the data, or the model, in order: {names}."
     check(is_same, rule, teachers)
     kind = recipe.distillation or "hard"
     return Distillation(teacher, kind, recipe.temperature, recipe.distillation_weight)
 
 
-def follow_optimizer(classifier: Classifier, recipe: Recipe, fixed: Collection[str] = ()) -> Recipe:
-    """Return a recipe with the rate and the accumulation of the optimizer that the user compiled.
-
-    Raises a ValueError if settings in `fixed`, passed by the user, are those of an optimizer or a
-    loss, and the model is compiled with another.
-    """
-    compiled = classifier.compiled
-    ruled = {*OF_OPTIMIZER} if "optimizer" in compiled else set()
-    ruled |= {"label_smoothing"} if "loss" in compiled else set()
-    if recipe.warmup_epochs == 0:
-        ruled -= {"warmup_epochs"}
-    passed = ", ".join(f"`{name}`" for name in fixed if name in ruled)
-    kept = [name for name in ("optimizer", "loss") if name in compiled]
-    rule = f"`model` must not be compiled with an optimizer or a loss for {passed} of a recipe."
-    check(not passed, rule, ", ".join(kept))
-    if "optimizer" not in compiled:
-        return recipe
-    optimizer = compiled["optimizer"]
-    rate = float(keras.ops.convert_to_numpy(optimizer.learning_rate))
-    return dataclasses.replace(
-        recipe,
-        learning_rate=rate or recipe.learning_rate,
-        base_batch_size=None,
-        decay="constant",
-        accumulate_steps=optimizer.gradient_accumulation_steps or 1,
-    )
-
-
 def compile_model(
-    classifier: Classifier,
+    model: keras.Model,
+    compiled: Mapping[str, Any],
     recipe: Recipe,
-    steps: int,
-    task: Task | None,
-    class_weight: Sequence[float] | None,
+    data: TrainingData,
     teacher: Distillation | None,
 ) -> Evaluator:
     """Compile a model, and return an `Evaluator` of it: by the recipe, unless by the user."""
-    model, compiled = classifier.model, classifier.compiled
     check(bool(model.trainable_variables), "`model` must have a trainable variable.", model.name)
-    arguments = dict(compiled)
+    arguments, task = dict(compiled), data.task
     if task is not None:
-        loss = task.loss(recipe.label_smoothing, class_weight)
+        loss = task.loss(recipe.label_smoothing, data.class_weight)
         arguments = {"loss": loss, "metrics": task.metrics(), **compiled}
     if teacher is not None and not isinstance(compiled.get("loss"), PerHead):
         arguments["loss"] = teacher.loss(model, arguments["loss"])
     if arguments["loss"] is not compiled.get("loss"):
         arguments["loss"].name = OPTIMIZER  # So that it is not the user's in a later run.
     if "optimizer" not in compiled:
-        optimizer = make_optimizer(model, recipe, steps)
+        optimizer = make_optimizer(model, recipe, data.steps)
         # Keras goes by the policy of the outer model alone.
         is_half = any(layer.compute_dtype == "float16" for layer in sublayers(model))
         scaled = keras.optimizers.LossScaleOptimizer

@@ -12,7 +12,6 @@ from keras_vitx import training
 from keras_vitx.losses import PerHead, SmoothedCrossentropy
 from keras_vitx.outputs import Outputs, outputs_of
 from keras_vitx.training import Distillation, Recipe
-from keras_vitx.training.classifier import Classifier
 from keras_vitx.training.devices import Devices
 from keras_vitx.training.devices.replicas import rows_of
 from keras_vitx.training.prepare import match_head
@@ -124,7 +123,7 @@ ERRORS = {
         "`model` must be functional, with one output": lambda: fit(
             OWN, compiled(two_outputs(), loss="mse")
         ),
-        "a classifier of the data's": lambda: match_head(Classifier.of(quantized()), ("a", "b")),
+        "a classifier of the data's": lambda: match_head(quantized(), ("a", "b")),
         # evaluate
         "`split` must be ... Received: 'test'": lambda: evaluate(TRAIN, "test"),
         "`split` must be None for your own batches": lambda: evaluate(OWN, "test"),
