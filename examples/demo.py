@@ -34,8 +34,8 @@ def finetuned(weights, directory):
 keras.utils.set_random_seed(0)
 dataset = kv.data.load_dataset("fashion_mnist")
 print(
-    f"CaiT_Mini on {keras.backend.backend()}: {dataset.train.size} training and "
-    f"{dataset.test.size} test images of Fashion-MNIST"
+    f"CaiT_Mini on {keras.backend.backend()}: {len(dataset.train)} training and "
+    f"{len(dataset.test)} test images of Fashion-MNIST"
 )
 model, *accuracies = finetuned("cifar10", OUTPUT / "finetuned")
 _, *others = finetuned(None, OUTPUT / "from_scratch")

@@ -44,7 +44,7 @@ def few_images(path, name):
     few = {}
     for name, count in SIZES.items():
         split = getattr(whole, name)
-        few[name] = split and split.take(np.arange(min(count, split.size)))
+        few[name] = split and split.take(np.arange(min(count, len(split))))
     return dataclasses.replace(whole, **few)
 
 

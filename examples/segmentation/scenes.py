@@ -21,7 +21,7 @@ def scene(split, random):
     ramp = np.linspace(random.uniform(0, 255, 3), random.uniform(0, 255, 3), SIDE)
     image = (ramp[:, None] + random.normal(0, 12, (SIDE, SIDE, 3))).clip(0, 255)
     mask = np.zeros((SIDE, SIDE), "int32")
-    for index in random.integers(split.size, size=3):
+    for index in random.integers(len(split), size=3):
         side = random.integers(14, 22)
         article = Image.fromarray(split.images[index][..., 0]).resize((side, side))
         shade = np.asarray(article, "float32")[..., None] / 255
@@ -38,7 +38,7 @@ def scene(split, random):
 def scenes(split, seed):
     """Return one scene for every five images of a split."""
     random = np.random.default_rng(seed)
-    return [scene(split, random) for _ in range(split.size // 5)]
+    return [scene(split, random) for _ in range(len(split) // 5)]
 
 
 def load():

@@ -31,7 +31,7 @@ def classes_of(results: Mapping[str, Any], split: Split | None = None) -> list[d
         row = {"class": names[index], "images": len(images), "accuracy": right / len(images)}
         row["taken for"] = names[counts.argmax()] if counts.any() else None
         worst = int(images[probabilities[images, index].argmin()])
-        row["worst"] = str(split.id(worst)) if split and len(split) == len(labels) else worst
+        row["worst"] = str(split.images.id(worst)) if split and len(split) == len(labels) else worst
         rows.append(row)
     return rows
 

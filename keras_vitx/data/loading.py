@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
+from absl.logging import get_absl_logger
 
 from keras_vitx.backend import WORKER, is_worker
 from keras_vitx.data.augmentation import Augmentation
@@ -34,6 +35,8 @@ else:
 
 log = logging.getLogger(__name__)
 MAX_THREADS = 8  # More gain little because of Python's lock.
+# Without JAX, Grain logs on import that its profiler is missing.
+get_absl_logger().addFilter(lambda record: "jax profiler" not in record.getMessage())
 STREAMS = weakref.WeakSet()  # To close: else processes would leave shared memory behind.
 Change = Callable[[int, tuple], tuple]
 IN_MEMORY_BYTES = 512 * 2**20
@@ -57,18 +60,6 @@ class Batch(NamedTuple):
     weights: np.ndarray | None = None
     boxes: np.ndarray | None = None
     errors: tuple[tuple[Any, str], ...] = ()
-
-
-@functools.cache
-def import_grain() -> Any:
-    """Return Grain, which is slow to import and not needed to predict."""
-    from absl.logging import get_absl_logger
-
-    # Without JAX, Grain logs on import that its profiler is missing.
-    get_absl_logger().addFilter(lambda record: "jax profiler" not in record.getMessage())
-    import grain
-
-    return grain
 
 
 @dataclass(eq=False)
@@ -100,14 +91,14 @@ class Loader:
         self.cache: dict[int, Any] = {}
         self.budget = IN_MEMORY_BYTES // max(self.workers, 1)
         if self.seed is not None:
-            self.batch_size = min(self.batch_size, self.split.size)
+            self.batch_size = min(self.batch_size, len(self.split))
         if self.augmentation is not None:
             self.augmentation.check(self.spec.channels)
         if self.mixing is not None:
             self.mixing.check(self.split.labels, self.soft, self.batch_size)
         self.weighted |= self.pad
-        remainder = 0 if self.seed is None else self.split.size % self.batch_size
-        self.size = self.split.size - remainder  # Images per epoch.
+        remainder = 0 if self.seed is None else len(self.split) % self.batch_size
+        self.size = len(self.split) - remainder  # Images per epoch.
 
     def __getstate__(self):
         return vars(self) | {"cache": {}}  # Each process has its own.
@@ -117,7 +108,9 @@ class Loader:
 
     def dataset(self) -> Any:
         """Return an endless `grain.MapDataset` of `Batch`."""
-        numbers, seed = import_grain().MapDataset.range, self.seed or 0
+        from grain import MapDataset  # Slow, and not needed to predict.
+
+        numbers, seed = MapDataset.range, self.seed or 0
         images = numbers(self.size).seed(seed).map_with_index(self.position).random_map(self.image)
         rows, whole = shard_of_batch(self.batch_size, *self.shard), images
         if (count := len(rows)) < self.batch_size:  # Grain's own shards would separate pairs.
@@ -133,7 +126,7 @@ class Loader:
             return row
         row //= self.augmentation.repeats if self.augmentation else 1
         # Grain's `shuffle` takes 3 ms for one of 24 images, and 0.1 for one of 1,000.
-        return int(order(self.seed, epoch, self.split.size)[row])
+        return int(order(self.seed, epoch, len(self.split))[row])
 
     def image(self, position: int, random: np.random.Generator) -> Sample:
         """Return an image of the split, augmented, or the error of its file."""
@@ -170,7 +163,8 @@ class Loader:
 
     def collate(self, samples: list[Sample], random: np.random.Generator) -> Batch:
         """Return the batch of some samples, mixed."""
-        errors = tuple((self.split.id(s.position), s.error) for s in samples if s.image is None)
+        id_of = self.split.images.id
+        errors = tuple((id_of(s.position), s.error) for s in samples if s.image is None)
         samples, weights = self.without_errors(samples)
         images: Any = [sample.image for sample in samples]
         if self.augmentation is not None and self.augmentation.by == "keras_cv":
@@ -230,7 +224,7 @@ class ImageBatches(PyDataset):
     `kv.fit` and `kv.evaluate` read `stream`. This is a `PyDataset` so that plain Keras takes it in
     `fit`, `evaluate` and `predict`, which read one batch after another, in one thread, as Keras's
     workers mix batches of two epochs. A full iteration starts the next epoch by `on_epoch_end`, as
-    does Keras's `fit`, which also calls it before the first epoch: call `set_epoch` in a callback.
+    does Keras's `fit`, which also calls it before the first epoch: set `epoch` in a callback.
     """
 
     def __init__(self, loader: Loader, pixels: bool = False, changes: Sequence[Change] = ()):
@@ -247,24 +241,8 @@ class ImageBatches(PyDataset):
         return type(self)(dataclasses.replace(self.loader, **options), self.pixels, self.changes)
 
     def map(self, change: Change) -> "ImageBatches":
-        """Return these batches changed by a function of the index and the batch.
-
-        It is called in the thread that reads them, so it may call a model.
-        """
+        """Return these batches changed by a function of index and batch, in the reading thread."""
         return type(self)(self.loader, self.pixels, (*self.changes, change))
-
-    @property
-    def split(self) -> Split:
-        return self.loader.split
-
-    @property
-    def batch_size(self) -> int:
-        return self.loader.batch_size
-
-    @property
-    def unreadable(self) -> dict[Any, str]:
-        """Errors by the ids of their images."""
-        return self.loader.unreadable
 
     def __len__(self) -> int:
         return len(self.loader)
@@ -276,7 +254,7 @@ class ImageBatches(PyDataset):
     def _finished(self, dataset: Any) -> Any:
         """Return a dataset of `Batch` with the steps that this process does itself."""
         form = self.loader.pack if self.pixels else self.loader.normalize
-        return dataset.map(form).map(functools.partial(_note_errors, self.unreadable))
+        return dataset.map(form).map(functools.partial(_note_errors, self.loader.unreadable))
 
     def __getitem__(self, index: int) -> tuple:
         if not 0 <= index < len(self):
@@ -293,7 +271,6 @@ class ImageBatches(PyDataset):
         Without a seed it ends with the epoch. Grain prefetches in threads or, with `workers`, in
         processes, which import the main module, and end with this one or when the stream is closed.
         """
-        import_grain()  # First, without its message of a missing JAX.
         from absl import flags
         from grain import MultiprocessingOptions, ReadOptions
 
@@ -317,13 +294,11 @@ class ImageBatches(PyDataset):
     def on_epoch_end(self) -> None:
         self.epoch += 1
 
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
-
     def ids(self, epoch: int, index: int) -> list[Any]:
         """Return the ids of the images of a batch: paths, or indices in the source."""
-        first = (epoch * len(self) + index) * self.batch_size
-        return [self.split.id(self.loader.position(first + i)) for i in range(self.batch_size)]
+        loader, size = self.loader, self.loader.batch_size
+        rows = range(size * (epoch * len(self) + index), size * (epoch * len(self) + index + 1))
+        return [loader.split.images.id(loader.position(row)) for row in rows]
 
 
 @atexit.register

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 
 from keras_vitx.checks import check
-from keras_vitx.data.loading import Change, ImageBatches, import_grain
+from keras_vitx.data.loading import Change, ImageBatches
 
 
 def labels_and_size(batches: Any) -> tuple[np.ndarray, int]:
@@ -19,10 +19,10 @@ def labels_and_size(batches: Any) -> tuple[np.ndarray, int]:
     labels are those of the class token.
     """
     if isinstance(batches, ImageBatches):
-        labels, soft = batches.split.labels, batches.loader.soft
+        labels, soft = batches.loader.split.labels, batches.loader.soft
         # Mixing makes rows of integers.
         labels = labels if soft is None or labels.ndim == 2 else np.eye(soft)[:1]
-        return labels, batches.batch_size
+        return labels, batches.loader.batch_size
     batch = next(iter(batches), None)
     is_labeled = isinstance(batch, (tuple, list)) and len(batch) in (2, 3)
     rule = "`source` must have batches (images, labels) or (images, labels, weights)."
@@ -84,29 +84,30 @@ class UserBatches:
             yield from self._epoch(itertools.islice(batches, steps))
 
     def _epoch(self, batches):
-        """Yield the batches of an epoch; it ends when the next one is asked for, or none is."""
-        if not isinstance(self.batches, keras.utils.PyDataset):
-            yield from batches
-            return
-        self.batches.on_epoch_begin()
+        """Yield the batches of an epoch, which ends when they are asked for more or dropped."""
+        is_dataset = isinstance(self.batches, keras.utils.PyDataset)
+        told = self.batches if is_dataset else keras.utils.PyDataset()
+        told.on_epoch_begin()
         try:
             yield from batches
         finally:
-            self.batches.on_epoch_end()
+            told.on_epoch_end()
 
     def _passes(self):
         while True:
-            count = 0
-            for count, batch in enumerate(self._pass(), 1):  # noqa: B007
+            batch = None
+            for batch in self._pass():
                 yield batch
-            check(count, "`source` must give its batches again in each pass.", "none")
+            check(batch, "`source` must give its batches again in each pass.", "none")
 
     def _pass(self):
         batches = self.batches
         if isinstance(batches, keras.utils.PyDataset):  # By as many threads as `workers` says.
-            grain, threads = import_grain(), batches.workers if batches.workers > 1 else 0
-            options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=threads)
-            batches = grain.MapDataset.source(batches).to_iter_dataset(options)
+            from grain import MapDataset, ReadOptions
+
+            threads = batches.workers if batches.workers > 1 else 0
+            options = ReadOptions(num_threads=threads, prefetch_buffer_size=threads)
+            batches = MapDataset.source(batches).to_iter_dataset(options)
         for index, batch in enumerate(batches):
             batch = keras.tree.map_structure(as_array, tuple(batch))
             for change in self.changes:
@@ -119,8 +120,7 @@ Batches = ImageBatches | UserBatches
 
 def as_batches(batches: Any) -> Batches:
     """Return batches with `map`, `stream` and the iteration of one pass, as arrays."""
-    is_known = isinstance(batches, (ImageBatches, UserBatches))
-    return batches if is_known else UserBatches(batches)
+    return batches if isinstance(batches, Batches) else UserBatches(batches)
 
 
 def as_array(value: Any) -> np.ndarray:

@@ -116,8 +116,8 @@ class Evaluator(keras.Model):
             )
         finally:
             restore_variables(self)
-        if isinstance(batches, ImageBatches) and batches.unreadable and not self.count():
-            error = min(batches.unreadable.values())
+        if isinstance(batches, ImageBatches) and batches.loader.unreadable and not self.count():
+            error = min(batches.loader.unreadable.values())
             raise OSError(f"no image of the data can be decoded: {error}")
         # Keras's own mean loss includes padding.
         results["loss"] = results.pop("loss_per_image")

@@ -73,7 +73,7 @@ def open_data(
         workers = how_to_load.pop("workers", 0)
         dataset = data.load_dataset(source, seed=seed, **{"validation_split": 0.1, **how_to_load})
         check(dataset.train is not None, "`source` must have training images.", dataset.name)
-        recipe = recipe.for_images(dataset.train.size, fixed)
+        recipe = recipe.for_images(len(dataset.train), fixed)
         batches = data.pipelines(
             dataset,
             model,

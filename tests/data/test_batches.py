@@ -48,7 +48,7 @@ def test_shapes_types_and_sizes(caplog):
         assert {(x.dtype.name, y.dtype.name) for x, y in found} == {("float32", "int32")}
 
     result = pipelines((GRAY, (images[:5], labels[:5]), (images, labels)), stand_in(), 21)
-    assert (len(result.train), result.validation.split.size) == (4, 5)
+    assert (len(result.train), len(result.validation.loader.split)) == (4, 5)
     assert_equal(result.test[0], (preprocess_input(images, stand_in()), labels))
     alone = pipelines(GRAY, stand_in(), validation_split=0)
     assert alone.validation is alone.test is None
@@ -69,13 +69,13 @@ def test_a_batch_depends_on_seed_epoch_and_index_only(pets, monkeypatch, memory,
     )
     expected = {}
     for epoch in (0, 1):
-        first.set_epoch(epoch)
+        first.epoch = epoch
         expected |= {(epoch, index): first[index] for index in range(5)}
     for other in (expected[1, 0], others[0]):
         assert (expected[0, 0][0] != other[0]).any()
     # The result depends neither on earlier requests nor on their order.
     for epoch, index in ((1, 4), (0, 3), (1, 0), (1, 1), (1, 2), (0, 3)):
-        again.set_epoch(epoch)
+        again.epoch = epoch
         assert_equal(again[index], expected[epoch, index])
 
 
@@ -88,7 +88,8 @@ def test_processes_and_threads_make_the_same_batches(pets):
     for step, batch in enumerate(islice(processes.stream(), 2 * len(plain))):
         assert {type(array) for array in batch} == {np.ndarray}
         assert_equal(batch, made(plain, *divmod(step, len(plain))))
-    assert processes.unreadable == plain.unreadable and len(plain.unreadable) == 1
+    assert processes.loader.unreadable == plain.loader.unreadable
+    assert len(plain.loader.unreadable) == 1
     for steps in (plain.dataset()[3:], plain.stream(3)):
         for step, batch in enumerate(islice(steps, 4), start=3):
             assert_equal(batch, made(plain, *divmod(step, len(plain))))
@@ -142,7 +143,9 @@ def test_keras_trains_on_the_batches_of_each_epoch():
     model.compile(loss=loss, run_eagerly=True)
     found = train(GRAY, 20, model, augmentation=None, seed=5)
     SEEN.clear()
-    on_epoch = keras.callbacks.LambdaCallback(on_epoch_begin=lambda n, logs: found.set_epoch(n))
+    on_epoch = keras.callbacks.LambdaCallback(
+        on_epoch_begin=lambda n, logs: setattr(found, "epoch", n)
+    )
     options = {"steps_per_epoch": 5, "shuffle": False, "verbose": 0}
     history = model.fit(found, epochs=3, callbacks=[on_epoch], **options)
     assert np.isfinite(history.history["loss"]).all()
@@ -244,7 +247,7 @@ def test_an_image_that_goes_bad_is_replaced_in_training(pets, caplog):
         for strict in (False, False, False, True)
     )
     each = [made(found, epoch, index) for epoch in range(2) for index in range(len(found))]
-    assert set(found.unreadable) == set(bad)
+    assert set(found.loader.unreadable) == set(bad)
     assert caplog.text.count("An image is skipped") == 2
     assert all(str(path) in caplog.text for path in bad)
     assert all(np.isfinite(images).all() and len(labels) == 4 for images, labels in each)

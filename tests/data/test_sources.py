@@ -26,7 +26,7 @@ ARRAYS = PIXELS, CLASSES
 
 
 def sizes(source):
-    return [part and part.size for part in (source.train, source.validation, source.test)]
+    return [part and len(part) for part in (source.train, source.validation, source.test)]
 
 
 def counts(split):
@@ -73,7 +73,7 @@ def test_named_images_are_held_out(pets, caplog):
     assert all(name.startswith(("cat/", "dog/")) for name in names)
     shutil.copy(pets / "cat" / "0.jpg", pets / "cat" / "00.jpg")  # would shift a random split
     source = load_dataset(load_dataset(pets), validation_split=names)
-    assert source.validation.names() == names and source.train.size == 21 - len(names)
+    assert source.validation.names() == names and len(source.train) == 21 - len(names)
     load_dataset(pets, validation_split=[*names, "cat/gone.jpg"])
     assert "1 held-out images are no longer in the source: cat/gone.jpg" in caplog.text
 

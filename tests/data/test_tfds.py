@@ -64,7 +64,7 @@ def test_its_splits_images_and_labels_are_read(tmp_path, open_in, file_format):
     assert source.class_names == ("disc", "square", "star") and source.name == "tfds:shapes"
     for split, ids in splits.items():
         part = getattr(source, split)
-        assert part.size == len(part.images) == len(ids)
+        assert len(part) == len(part.images) == len(ids)
         assert contents(part) == sorted((pixels(i).tobytes(), i % 3) for i in ids)
 
 

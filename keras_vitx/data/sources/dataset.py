@@ -56,7 +56,7 @@ class Images(Sequence):
         return np.asarray(self.picture(index))
 
     def id(self, index: int) -> Any:
-        """Return the id of an image in messages."""
+        """Return the id of an image in messages: its path, or its index in the source."""
         return self.keys[index]
 
     def name(self, index: int) -> str:
@@ -129,26 +129,18 @@ class Split:
     class_names: tuple[str, ...] | None = None
 
     def __len__(self) -> int:
-        return self.size
+        return len(self.labels)
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
         return self.images[index], self.labels[index]
-
-    @property
-    def size(self) -> int:
-        return len(self.labels)
 
     def take(self, indices: np.ndarray) -> "Split":
         """Return the images and labels at `indices`."""
         return replace(self, images=self.images[indices], labels=self.labels[indices])
 
-    def id(self, index: int) -> Any:
-        """Return the id of an image in messages: its path, or its index in the source."""
-        return self.images.id(index)
-
     def names(self) -> list[str]:
         """Return the lines of a list of held-out images: paths relative to the source, or ids."""
-        return [self.images.name(index) for index in range(self.size)]
+        return [self.images.name(index) for index in range(len(self))]
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterable
 from numbers import Real
+from typing import Any
 
 import numpy as np
 
@@ -24,7 +25,7 @@ def hold_out(
     """
     if isinstance(validation_split, Real):
         drawn = _draw(split.labels, validation_split, np.random.RandomState(seed), keep=1)
-        held_out = np.isin(np.arange(split.size), np.concatenate([*drawn.values()]))
+        held_out = np.isin(np.arange(len(split)), drawn)
     else:
         names, known = set(map(str, validation_split)), split.names()
         held_out = np.array([name in names for name in known])
@@ -44,21 +45,17 @@ def fraction_of(split: Split, fraction: float, seed: int) -> Split:
     if fraction == 1:
         return split
     drawn = _draw(split.labels, fraction, np.random.default_rng(seed))
-    return split.take(np.sort(np.concatenate([*drawn.values()])))
+    return split.take(np.sort(drawn))
 
 
-def _draw(
-    labels: np.ndarray, fraction: float, random: np.random.Generator, keep: int = 0
-) -> dict[int, np.ndarray]:
+def _draw(labels: np.ndarray, fraction: float, random: Any, keep: int = 0) -> np.ndarray:
     """Return random indices of each class, at least one, but for `keep` of them."""
+    classes = labels.argmax(axis=-1) if labels.ndim == 2 else labels
     if is_regression(labels):
         classes = np.zeros(len(labels), int)
-    else:
-        classes = labels if labels.ndim == 1 else labels.argmax(axis=-1)
-    groups = {int(label): np.flatnonzero(classes == label) for label in np.unique(classes)}
-    return {
-        label: random.permutation(group)[
-            : min(max(round(len(group) * fraction), 1), len(group) - keep)
-        ]
-        for label, group in groups.items()
-    }
+    drawn = []
+    for label in np.unique(classes):
+        group = np.flatnonzero(classes == label)
+        count = min(max(round(len(group) * fraction), 1), len(group) - keep)
+        drawn.append(random.permutation(group)[:count])
+    return np.concatenate(drawn)

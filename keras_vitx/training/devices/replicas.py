@@ -39,7 +39,8 @@ def shard_of(batches: Batches, pad: bool = False) -> Batches:
     if devices.replicas == 1 or backend == "tensorflow":
         return batches
     is_training = isinstance(batches, ImageBatches) and batches.loader.seed is not None
-    if backend == "torch" and is_training and batches.batch_size % (2 * devices.processes) == 0:
+    pairs = 2 * devices.processes
+    if backend == "torch" and is_training and batches.loader.batch_size % pairs == 0:
         # Only these images are loaded.
         return batches.replace(shard=(devices.process, devices.processes))
     return batches.map(lambda index, batch: rows_of(batch, devices, pad))
