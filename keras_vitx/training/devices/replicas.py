@@ -122,7 +122,7 @@ def mean_gradients(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         if _runs("torch"):
             apply = optimizer.apply
-            optimizer.apply = lambda gradients, variables: apply(_means(gradients), variables)
+            optimizer.apply = lambda gradients, *rest: apply(_all_reduce(gradients, True), *rest)
             stack.callback(delattr, optimizer, "apply")
         yield
 
@@ -178,9 +178,7 @@ class Replicate(keras.callbacks.Callback):
     def on_test_batch_end(self, batch, logs=None):
         if _runs("torch"):
             variables = [v for metric in self.model.metrics for v in metric.variables]
-            sums = _sums([variable.value.detach() for variable in variables])
-            for variable, total in zip(variables, sums, strict=True):
-                variable.assign(total)
+            _all_reduce([variable.value.detach() for variable in variables])
             results = self.model.get_metrics_result()
             logs.update(keras.tree.map_structure(keras.ops.convert_to_numpy, results))
 
@@ -210,11 +208,12 @@ def average_statistics(model: keras.Model) -> None:
     variables = [v for norm in norms for v in (norm.moving_mean, norm.moving_variance)]
     variables += averages_of(model)
     if _runs("torch"):
-        means = _means([v.value.detach() for v in variables])
-    else:
-        means = [np.mean([copy.numpy() for copy in copies_of(v)], 0) for v in variables]
-    for variable, mean in zip(variables, means, strict=True):
-        for copy in copies_of(variable):
+        _all_reduce([variable.value.detach() for variable in variables], mean=True)
+        return
+    for variable in variables:
+        copies = copies_of(variable)
+        mean = np.mean([copy.numpy() for copy in copies], 0)
+        for copy in copies:
             copy.assign(mean)
 
 
@@ -223,19 +222,15 @@ def _runs(*backends):
     return keras.backend.backend() in backends and in_use().replicas > 1
 
 
-def _sums(tensors):
-    """Return the sums over all processes (PyTorch), in one message."""
+def _all_reduce(tensors, mean=False):
+    """Return tensors, replaced by their sums or means over all processes (PyTorch)."""
     import torch
     from torch import distributed
 
-    if not tensors:
-        return []
-    total = torch.cat([tensor.flatten() for tensor in tensors])
-    distributed.all_reduce(total)
-    sums = torch.split(total, [tensor.numel() for tensor in tensors])
-    return [s.reshape(t.shape).to(t.dtype) for s, t in zip(sums, tensors, strict=True)]
-
-
-def _means(tensors):
-    """Return the means over all processes (PyTorch)."""
-    return [total / in_use().count for total in _sums(tensors)]
+    if tensors:
+        total = torch.cat([tensor.flatten() for tensor in tensors])  # In one message.
+        distributed.all_reduce(total)
+        parts = torch.split(total / in_use().count if mean else total, [t.numel() for t in tensors])
+        for tensor, part in zip(tensors, parts, strict=True):
+            tensor.copy_(part.view_as(tensor))
+    return tensors
