@@ -41,9 +41,7 @@ class AverageWeights(keras.callbacks.Callback):
     may continue from the average; Keras's `SwapEMAWeights` puts the weights in place of it there.
     """
 
-    def __init__(self):
-        super().__init__()
-        self.values: list[np.ndarray] | None = None
+    values: list[np.ndarray] | None = None
 
     def on_epoch_end(self, epoch, logs=None):
         if optimizer_of(self.model).use_ema:
@@ -75,10 +73,7 @@ class StopAtNonFinite(keras.callbacks.Callback):
 
     # Keras may call it from another thread, so that steps don't wait for their losses.
     async_safe = True
-
-    def __init__(self):
-        super().__init__()
-        self.step: int | None = None
+    step: int | None = None
 
     def on_train_batch_end(self, batch, logs=None):
         # Keras logs the running mean of the epoch, which stays NaN.

@@ -46,8 +46,8 @@ def compare(
     for label, network in networks.items():
         start, row = time.perf_counter(), {"network": label, "accuracies": []}
         for seed in range(seeds):
-            print(f"{label}, seed {seed}: training {len(rows) * seeds + seed + 1}", end=" ")
-            print(f"of {len(networks) * seeds}", flush=True)
+            number, total = len(rows) * seeds + seed + 1, len(networks) * seeds
+            print(f"{label}, seed {seed}: training {number} of {total}", flush=True)
             keras.utils.set_random_seed(seed)
             history = fit(network(len(dataset.class_names)), dataset, recipe, seed=seed, **settings)
             row["accuracies"].append(100 * history.test["accuracy"])

@@ -25,17 +25,15 @@ from keras_vitx.training.source import SplitName, evaluation_split
 from keras_vitx.training.task import Task, task_of
 
 
-class LossPerImage(keras.metrics.Metric):
+class LossPerImage(keras.metrics.Mean):
     """The mean of weight times loss over all images, of which those of weight 0 do not count.
 
     As Keras's own loss, but for padding and for images that can't be read.
     """
 
-    def __init__(self, loss: keras.losses.Loss | Callable | str):
-        super().__init__(name="loss_per_image", dtype="float32")
+    def __init__(self, loss: Callable):
+        super().__init__("loss_per_image", "float32")
         self.loss = loss
-        self.total = self.add_variable((), "zeros", name="total")
-        self.count = self.add_variable((), "zeros", name="count")
 
     def update_state(self, y_true, y_pred, sample_weight=None):
         losses = ops.cast(self.loss(y_true, y_pred), "float32")
@@ -46,11 +44,7 @@ class LossPerImage(keras.metrics.Metric):
             losses = ops.broadcast_to(losses, (count,))
         weights = ops.ones_like(losses) if sample_weight is None else sample_weight
         weights = ops.cast(ops.reshape(weights, (-1,)), "float32")
-        self.total.assign_add(ops.sum(losses * weights))
-        self.count.assign_add(ops.sum(ops.cast(weights != 0, "float32")))
-
-    def result(self):
-        return ops.divide_no_nan(self.total, self.count)
+        super().update_state(losses * weights, ops.cast(weights != 0, "float32"))
 
 
 class Evaluator(keras.Model):
@@ -137,12 +131,6 @@ def evaluate(
     predictions: bool = False,
 ) -> dict[str, Any]:
     """Evaluate `model` on labeled images, without changing the model.
-
-    ```python
-    held_out = kv.training.held_out("runs/photos")
-    source = kv.data.load_dataset("photos", validation_split=held_out)
-    kv.evaluate(model, source, "validation")
-    ```
 
     The loss and the metrics follow from the head and the labels: for class labels the plain cross
     entropy, the accuracy and, with more than five classes, the top-5 accuracy; for several labels

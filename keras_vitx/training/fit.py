@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-from keras_vitx.outputs import is_chain
+from keras_vitx.outputs import is_chain, outputs_of
 from keras_vitx.training import recipes
 from keras_vitx.training.callbacks import (
     AverageWeights,
@@ -24,7 +24,6 @@ from keras_vitx.training.prepare import (
     follow_optimizer,
     make_distillation,
     match_head,
-    outputs_to_train,
     user_arguments,
 )
 from keras_vitx.training.recipe import Recipe
@@ -89,7 +88,7 @@ def fit(
     output = None if output is None else new_run(output, resume)
     check_devices(model)
     compiled = user_arguments(model)
-    outputs = outputs_to_train(model, compiled)
+    outputs = None if "loss" in compiled else outputs_of(model)
     recipe = follow_optimizer(recipe, compiled, settings)
     apply_settings(model, recipe)
     how_to_load["seed"] = seed

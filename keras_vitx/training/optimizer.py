@@ -35,10 +35,8 @@ def make_optimizer(
     accumulate_steps, ema = recipe.accumulate_steps, recipe.ema
     updates = recipe.all_epochs * steps_per_epoch / accumulate_steps
     if ema is not None and updates * (1 - ema) < 3:
-        text = (
-            "The moving average of the weights (ema=%g) spans about %.0f updates, but the run has "
-            "%.0f: its result will be close to the initial weights. Set a smaller `ema`, or None."
-        )
+        text = "The moving average (ema=%g) spans about %.0f updates, but the run has %.0f: its "
+        text += "result will be close to the initial weights. Set a smaller `ema`, or None."
         log.warning(text, ema, 1 / (1 - ema), updates)
     schedule = make_schedule(recipe, steps_per_epoch)
     factors = recipe.layer_decay and rate_factors(model, recipe.layer_decay)

@@ -13,15 +13,7 @@ from keras_vitx.data.sources.names import are_numbers
 from keras_vitx.keras_internals import compile_arguments, sublayers
 from keras_vitx.layers.base import forget_programs, optimizer_of
 from keras_vitx.losses import PerHead
-from keras_vitx.outputs import (
-    Outputs,
-    class_names_of,
-    describe,
-    head_of,
-    is_chain,
-    layers_of,
-    outputs_of,
-)
+from keras_vitx.outputs import class_names_of, describe, head_of, is_chain, layers_of
 from keras_vitx.preprocessing import ModelInput
 from keras_vitx.text import shorten
 from keras_vitx.training.evaluate import Evaluator
@@ -40,7 +32,10 @@ OF_TASKS = ("accuracy", "top_5_accuracy", "binary_accuracy", "mean_absolute_erro
 
 
 def user_arguments(model: keras.Model) -> dict[str, Any]:
-    """Return what the user passed to `model.compile`, without what an earlier `fit` did."""
+    """Return what the user passed to `model.compile`, without what an earlier `fit` did.
+
+    Raises a ValueError if that is a loss of a model that is not functional, with one output.
+    """
     arguments = {k: v for k, v in compile_arguments(model).items() if v is not None}
     if is_chain(model) and model.compiles_blocks:
         arguments["jit_compile"] = True
@@ -54,16 +49,10 @@ def user_arguments(model: keras.Model) -> dict[str, Any]:
         metrics = keras.tree.flatten(arguments.get("metrics"))
         if all(getattr(metric, "name", None) in OF_TASKS for metric in metrics):
             arguments.pop("metrics", None)  # The same, for the labels of this time.
-    return arguments
-
-
-def outputs_to_train(model: keras.Model, compiled: Mapping[str, Any]) -> Outputs | None:
-    """Return the outputs of a classifier, or None if the user compiled a loss for any others."""
-    if "loss" not in compiled:
-        return outputs_of(model)
+    is_single = isinstance(getattr(model, "output_shape", None), tuple)
     rule = "`model` must be functional, with one output: train any other by `model.fit`."
-    check(isinstance(getattr(model, "output_shape", None), tuple), rule, describe(model))
-    return None
+    check(is_single or "loss" not in arguments, rule, describe(model))
+    return arguments
 
 
 def follow_optimizer(
@@ -226,9 +215,10 @@ def compile_model(
         log.warning("The model is compiled: its %s stay. The optimizer is %s.", names, name)
     # Again, if all is the user's: half precision scales the loss.
     model.compile(**arguments)
-    metrics = keras.tree.flatten([arguments.get("metrics"), arguments.get("weighted_metrics")])
-    metrics = [metric for metric in metrics if metric is not None]
-    return Evaluator(model, compiled["loss"] if task is None else task.loss(), metrics)
+    metrics = [arguments.get(name, []) for name in ("metrics", "weighted_metrics")]
+    return Evaluator(
+        model, compiled["loss"] if task is None else task.loss(), keras.tree.flatten(metrics)
+    )
 
 
 def check_rates(model: keras.Model, callbacks: Sequence[keras.callbacks.Callback]) -> None:
@@ -253,11 +243,6 @@ def _initialize(heads):
     for layer in heads:
         rule = "`model` must have a classifier of the data's classes if it is quantized."
         check(layer.quantization_mode is None, rule, layer.name)
-        initializers = {
-            "kernel": layer.kernel_initializer,
-            "bias": layer.bias_initializer,
-            "lora_kernel_b": keras.initializers.Zeros(),
-        }
-        for variable in layer.weights:
-            if variable.name in initializers:
-                variable.assign(initializers[variable.name](variable.shape, variable.dtype))
+        fresh = type(layer).from_config(layer.get_config())
+        fresh.build((None, layer.kernel.shape[0]))
+        layer.set_weights(fresh.get_weights())

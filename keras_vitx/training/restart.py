@@ -33,12 +33,7 @@ class Restart(keras.callbacks.History):
     After each epoch the file has the variables of the model and its optimizer, the number of
     finished epochs, the history, the states of Python's, NumPy's and PyTorch's random numbers, and
     the states of those `callbacks` that have `get_state` and `set_state`; others start anew.
-
-    ```python
-    restart = kv.training.Restart("restart.safetensors", callbacks)
-    callbacks = [*callbacks, restart]
-    model.fit(batches, epochs=90, initial_epoch=restart.initial_epoch, callbacks=callbacks)
-    ```
+    `docs/training.md` has the lines of plain `model.fit`.
 
     A kill at any moment leaves the file of the last finished epoch whole. On the same backend, the
     training then ends with the same numbers, bit for bit, if the batches of an epoch depend on its
@@ -104,8 +99,7 @@ def write_state(path: str | os.PathLike, state: Mapping[str, Any]) -> None:
         if isinstance(array, np.generic):
             return array.item()
         name = str(len(arrays))
-        # `ascontiguousarray` adds an axis to scalars.
-        arrays[name] = np.ascontiguousarray(array).reshape(array.shape)
+        arrays[name] = np.asarray(array, order="C")
         return {"array": name}
 
     text = json.dumps(state, default=name_of)

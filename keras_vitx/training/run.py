@@ -78,7 +78,10 @@ def history_logger(output: Path, epochs: int) -> list[keras.callbacks.CSVLogger]
 def held_out(run: str | os.PathLike) -> list[str]:
     """Return the images that a run held out: file names relative to the source, or array indices.
 
-    `keras_vitx.evaluate` shows what they are for.
+    ```python
+    source = kv.data.load_dataset("photos", validation_split=kv.training.held_out("runs/photos"))
+    kv.evaluate(model, source, "validation")
+    ```
 
     Args:
         run: The directory of the run.

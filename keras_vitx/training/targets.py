@@ -1,7 +1,6 @@
 """A teacher's predictions as further targets in training."""
 
 import functools
-import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -16,11 +15,6 @@ from keras_vitx.outputs import describe, is_chain, outputs_of
 from keras_vitx.pixels import unpack_images
 from keras_vitx.preprocessing import ModelInput, Preprocessing
 from keras_vitx.training.batches import Batches, as_batches
-
-log = logging.getLogger(__name__)
-
-# Weight of the teacher in the loss, as in DeiT.
-WEIGHTS = {"hard": 0.5, "soft": 0.1}
 
 
 @dataclass(frozen=True)
@@ -39,15 +33,8 @@ class Distillation:
     Section 3; CaiT, Table B.1; CB, Table 6). For other students $z' = z$ (CaiT's $\Upsilon$ models;
     ConViT, Table 4).
 
-    ```python
-    distillation = Distillation(teacher)
-    loss = distillation.loss(model, SmoothedCrossentropy(0.1))
-    model.compile("adamw", loss, metrics=["accuracy"])
-    taught = distillation.batches(batches.train, model)
-    model.fit(taught.stream(), epochs=3, steps_per_epoch=len(batches.train))
-    ```
-
-    Accuracy, and the loss in evaluation, use the labels alone.
+    Accuracy, and the loss in evaluation, use the labels alone. `docs/targets.md` has the lines of
+    plain `model.fit`.
 
     Args:
         teacher: A Keras classifier that returns logits or probabilities of the student's classes.
@@ -71,7 +58,7 @@ class Distillation:
     def __post_init__(self):
         check_fields(self)
         if self.weight is None:
-            object.__setattr__(self, "weight", WEIGHTS[self.kind])
+            object.__setattr__(self, "weight", 0.5 if self.kind == "hard" else 0.1)  # As in DeiT.
 
     def loss(self, student: keras.Model, loss: keras.losses.Loss | None = None) -> PerHead:
         """Return the training loss of `student`.
@@ -143,8 +130,6 @@ def _preparation(inputs: ModelInput, teacher: keras.Model) -> Callable[[Any], An
     if not callable(preprocess):
         preprocessing = Preprocessing.of(preprocess).for_channels(inputs.channels)
         preprocess = functools.partial(normalize, preprocessing=preprocessing)
-    if size != inputs.size:
-        log.info("Images are resized from %s to %s for the teacher.", inputs.size, size)
 
     def prepare(images):
         if size != inputs.size:
