@@ -29,7 +29,7 @@ from keras_vitx.layers.recording import Tensor
 from keras_vitx.layers.tokens import PositionEmbedding
 from keras_vitx.models import depth
 from keras_vitx.models.arguments import drop_path_rates, to_python
-from keras_vitx.models.multi_head import MultiHeadTraining, StepImages
+from keras_vitx.models.multi_head import MultiHeadTraining
 from keras_vitx.outputs import ACTIVATIONS
 from keras_vitx.positions import Grid
 from keras_vitx.preprocessing import Preprocessing
@@ -391,17 +391,6 @@ class Chain(MultiHeadTraining, ImageModel):
         """Names of the classifiers of a head that combines several; empty for another."""
         head = self.logit_layers[-1]
         return head.names if isinstance(head, MultiHead) else ()
-
-    def call(self, inputs, training=None, mask=None, by_head=False):
-        if isinstance(inputs, StepImages):  # Keras calls this directly under JAX.
-            inputs, by_head = inputs.images, True
-        x = self.as_images(inputs)
-        if not by_head:
-            return self.run(self.layers, x, training)
-        if not self.heads:
-            return self.run(self.logit_layers, x, training)
-        *body, head = self.logit_layers
-        return head(self.run(body, x, training), by_head=True)
 
     def get_compile_config(self) -> dict[str, Any]:
         """Return the compile config, in a form that every backend can read."""

@@ -36,7 +36,7 @@ class AveragesStatistics(Protocol):
 
 
 class MultiHeadTraining:
-    """How a `Chain` trains several heads; it inherits this."""
+    """How a `Chain` runs and trains several heads; it inherits this."""
 
     _loss_factor = 1.0
 
@@ -83,6 +83,17 @@ class MultiHeadTraining:
         # Before Keras compares the names of inputs.
         return super().__call__(unpack_images(inputs), *args, **kwargs)
 
+    def call(self, inputs, training=None, mask=None, by_head=False):
+        if isinstance(inputs, StepImages):  # Keras calls this directly under JAX.
+            inputs, by_head = inputs.images, True
+        x = self.as_images(inputs)
+        if not by_head:
+            return self.run(self.layers, x, training)
+        if not self.heads:
+            return self.run(self.logit_layers, x, training)
+        *body, head = self.logit_layers
+        return head(self.run(body, x, training), by_head=True)
+
     def make_train_function(self, force=False):
         self.optimizer.built or self.optimizer.build(self.trainable_variables)  # Not in a trace.
         return super().make_train_function(force)
@@ -102,7 +113,8 @@ class MultiHeadTraining:
         *state, batch = args
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
         x = unpack_images(x)
-        if self._has_own_methods():
+        methods = ("call", "compute_loss", "compute_metrics")
+        if all(getattr(type(self), name) is getattr(MultiHeadTraining, name) for name in methods):
             x = StepImages(keras.tree.flatten(x)[0])
         with scalars_on_device():
             result = super().train_step(*state, (x, y, sample_weight))
@@ -119,11 +131,6 @@ class MultiHeadTraining:
             return logs, (trainable, others, values, metrics)
         optimizer.average_statistics()
         return result
-
-    def _has_own_methods(self) -> bool:
-        """Return whether the methods of a step are those of this package, not a subclass's."""
-        methods = (self.call, self.compute_loss, self.compute_metrics)
-        return all(method.__module__.startswith("keras_vitx.") for method in methods)
 
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
         """Return the compiled loss; in training, the weighted sum of the losses of all heads.
