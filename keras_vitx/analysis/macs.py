@@ -4,9 +4,8 @@ from math import prod
 
 import keras
 
+from keras_vitx import layers
 from keras_vitx.keras_internals import sublayers
-from keras_vitx.layers import Attention, SharedAttention, SharingAttention
-from keras_vitx.layers.maps import MapLayer
 
 
 def count_macs(model: keras.Model) -> int:
@@ -37,11 +36,12 @@ def _macs(layer: keras.layers.Layer) -> int:
         return rows * columns * prod(layer.kernel.shape)
     if isinstance(layer, keras.layers.Dense):
         return prod(shape[1:-1]) * prod(layer.kernel.shape)
-    if isinstance(layer, MapLayer) and hasattr(layer, "kernel"):
+    if isinstance(layer, (layers.HeadMixing, layers.LocalMapConvolution)):
         return prod(shape[2:]) * prod(layer.kernel.shape)
-    if isinstance(layer, Attention):
-        reuses = isinstance(layer, SharedAttention)
-        tokens = shape[0] if isinstance(layer, SharingAttention) and layer.reads_maps else shape
+    if isinstance(layer, layers.Attention):
+        reuses = isinstance(layer, layers.SharedAttention)
+        takes_pair = isinstance(layer, layers.SharingAttention) and layer.reads_maps
+        tokens = shape[0] if takes_pair else shape
         _, _, queries, keys = layer.maps_shape(tokens[1])
         return queries * keys * (layer.value_width + layer.width * (not reuses))
     return 0

@@ -146,9 +146,7 @@ def _fold(layers: Any, config: Any, arrays: Arrays) -> None:
         expand = _fold_norm(layers.conv_exp.weights, layers.bn1)
         reduce = [kernel * scale[:, None], bias * scale + shift]
         arrays[id(layers)] = [scale, *depthwise, *expand, *reduce]
-    elif isinstance(layers, keras.layers.Layer) and type(layers).__module__.startswith(
-        "keras_vitx."
-    ):
+    elif keras.saving.get_registered_name(type(layers)).startswith("keras_vitx>"):
         for name, inner in config["config"].items():
             _fold(getattr(layers, name, None), inner, arrays)
 

@@ -112,6 +112,7 @@ def _variables(layer: keras.layers.Layer) -> tuple[list, list]:
 def _sharding():
     """Return the distribution if weights are sharded (`use_devices(..., shard_weights=True)`)."""
     distribution = keras.distribution.distribution()
+    # Its class is one of `training`, which imports models.
     return distribution if hasattr(distribution, "gather_weight") else None
 
 

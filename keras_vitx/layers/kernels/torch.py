@@ -59,6 +59,7 @@ def is_direct(layer, x, dtype):
     inputs = x if isinstance(x, tuple) else (x,)
     return (
         layer.built
+        # By module: a user's subclass may have a `__call__`, or count on what Keras's does.
         and type(layer).__module__.startswith(("keras.", "keras_vitx."))
         and layer.quantization_mode is None
         and layer.activity_regularizer is None
