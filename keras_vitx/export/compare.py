@@ -13,7 +13,7 @@ from keras_vitx import data
 from keras_vitx.backend import without_gradients
 from keras_vitx.checks import check
 from keras_vitx.keras_internals import sublayers
-from keras_vitx.preprocessing import IMAGENET_INCEPTION, ModelInput
+from keras_vitx.preprocessing import ModelInput, Preprocessing
 
 SIZES = ((1, 96, 128), (8, 160, 112))
 """Numbers of images, and heights and widths for models that take any size."""
@@ -98,34 +98,34 @@ def _as_float(output):
     return ops.convert_to_numpy(ops.cast(output, "float32"))
 
 
+def dtype_of_images(model: keras.Model) -> str:
+    """Return the dtype of arrays for a model: that of its input, float32 for any float."""
+    # NumPy has no bfloat16; the model casts float32 to it.
+    dtype = keras.backend.standardize_dtype(model.inputs[0].dtype)
+    return "float32" if "float" in dtype else dtype
+
+
 def batches_of(model: keras.Model, images: ArrayLike = None) -> list[np.ndarray]:
     """Return one image and all of them, as a model takes them; of the shipped sample for None."""
-    count, height, width, _ = model.inputs[0].shape
+    dtype, (count, height, width, _) = dtype_of_images(model), model.inputs[0].shape
     if images is None:
         sizes = [(count or n, height or high, width or wide) for n, high, wide in SIZES]
-        return [_photographs(model, *size) for size in sizes]
-    images = ops.convert_to_numpy(images).astype(_dtype(model))
+        return [_photographs(model, dtype, *size) for size in sizes]
+    images = ops.convert_to_numpy(images).astype(dtype)
     return [images[: count or 1], images[:count]]
 
 
-def _photographs(model, count, height, width):
+def _photographs(model, dtype, count, height, width):
     """Return images of Fashion-MNIST for a model, normalized unless it takes pixels."""
-    channels, dtype = model.inputs[0].shape[-1], _dtype(model)
+    channels = model.inputs[0].shape[-1]
     sample = data.load_dataset("fashion_mnist").test.images[:count]
     gray = [np.asarray(Image.fromarray(x[..., 0]).resize((width, height))) for x in sample]
     pixels = np.repeat(np.stack(gray)[..., None], channels, axis=-1)
     try:
         preprocessing = ModelInput.of(model, any_size=True).preprocessing
     except ValueError:  # Not known; a comparison needs no more than numbers of that order.
-        preprocessing = IMAGENET_INCEPTION.for_channels(channels)
+        preprocessing = Preprocessing((0.5,), (0.5,))
     if dtype != "float32" or preprocessing.takes_pixels:
         return pixels.astype(dtype)
     mean, std = preprocessing.mean, preprocessing.std
     return (pixels.astype("float32") / 255 - np.float32(mean)) / np.float32(std)
-
-
-def _dtype(model):
-    """Return the dtype of arrays for a model: that of its input, float32 for half precision."""
-    # NumPy has no bfloat16; both sides cast float32 to it.
-    dtype = keras.backend.standardize_dtype(model.inputs[0].dtype)
-    return "float32" if "float" in dtype else dtype

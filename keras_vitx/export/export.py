@@ -7,16 +7,19 @@ from typing import Any, NamedTuple
 
 import keras
 
+from keras_vitx.checks import check
 from keras_vitx.data.predictions import class_names
 from keras_vitx.export.compare import batches_of, check_equal
 from keras_vitx.export.formats import format_of, write_class_names
 from keras_vitx.export.fuse import can_be_fused, fuse
 from keras_vitx.export.graph import (
+    NAMES,
+    PROBABILITIES,
     in_float32,
     kind_of,
     output_names,
     preprocessing_of,
-    with_outputs,
+    with_output,
     with_preprocessing,
 )
 from keras_vitx.export.process import write
@@ -109,13 +112,22 @@ def export(
     format = format_of(path, format)
     check_target(path, overwrite)
     with LOCK:
+        kind = kind_of(model)
+        is_known = outputs is None or (kind and outputs in ("logits", PROBABILITIES))
+        rule = "`outputs` must be None, or 'logits' or 'probabilities' of a classifier."
+        check(is_known, rule, outputs)
+        classes = class_names(model, model.output_shape[-1]) if kind else ()
+        fast = model
+        if can_be_fused(model):
+            fast = fuse(model)
+        old = NAMES[kind]
+        new = outputs or old
+        names = output_names(model, new)
         pixels = preprocessing_of(model, preprocessing, format.any_size)
-        network = with_outputs(model, outputs)
-        kind = kind_of(network)
-        names, whole = output_names(network, kind), with_preprocessing(network, pixels)
-        classes = class_names(model, network.output_shape[-1]) if kind else ()
-        fast = in_float32(fuse(model) if can_be_fused(model) else model)
-        fast = with_preprocessing(with_outputs(fast, outputs), pixels)
+        whole, fast = (
+            with_preprocessing(with_output(network, new, old), pixels)
+            for network in (model, in_float32(fast))
+        )
         batches = batches_of(whole, images)
         with atomic_write(path) as temporary:
             outputs = write(fast, names, format, temporary, batches)

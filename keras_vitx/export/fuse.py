@@ -6,12 +6,11 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_vitx.checks import check
 from keras_vitx.keras_internals import children, sublayers
 from keras_vitx.layers import HeadMixing, LocalMapConvolution, ReAttention, ResidualRefinement
-from keras_vitx.layers.base import build_all, register, serialize
+from keras_vitx.layers.base import build_all, classes_in, register, serialize
 from keras_vitx.layers.maps import MapLayer, convolution_1x1
-from keras_vitx.outputs import is_chain
+from keras_vitx.outputs import describe, is_chain
 
 WITH_LORA = (
     keras.layers.Dense,
@@ -49,18 +48,18 @@ def fuse(model: keras.Model) -> keras.Model:
         ValueError: if `model` is not a `Chain`, or has quantized layers.
     """
     rule = "`model` must be a `Chain` (`keras_vitx.as_chain`) without quantized layers."
-    check(can_be_fused(model), rule, model)
+    if not can_be_fused(model):
+        raise ValueError(f"{rule} Received: {describe(model)}.")
     arrays: Arrays = {}
     for layer in sublayers(model):
         if isinstance(layer, WITH_LORA) and layer.lora_enabled:
             arrays[id(layer)] = _merge_lora(layer)
     config = _without_lora(model.get_config())
     _fold(model.layers, config["layers"], arrays)
-    name_of = keras.saving.get_registered_name
-    classes = {name_of(type(layer)): type(layer) for layer in sublayers(model)}
-    result = type(model).from_config(config, custom_objects=classes)
     # Under JAX, variables that share an array are lost when a step or prediction donates it.
-    result.set_weights(list(map(ops.convert_to_numpy, _weights(model, arrays, set()))))
+    weights = list(map(ops.convert_to_numpy, _weights(model, arrays, set())))
+    result = type(model).from_config(config, custom_objects=classes_in(model))
+    result.set_weights(weights)
     return result
 
 

@@ -4,9 +4,9 @@ import math
 
 import keras
 
-from keras_vitx.checks import check
 from keras_vitx.keras_internals import sublayers
 from keras_vitx.layers import ImagePreprocessing
+from keras_vitx.layers.base import classes_in
 from keras_vitx.outputs import Kind, outputs_of
 
 PROBABILITIES = "probabilities"
@@ -24,27 +24,23 @@ NAMES = {None: "features", "logits": "logits", "softmax": PROBABILITIES, "sigmoi
 """The name of a single output, by its kind."""
 
 
-def output_names(model: keras.Model, kind: Kind | None) -> tuple[str, ...]:
-    """Return the names of the outputs: what a single one is, or their keys or layers."""
+def output_names(model: keras.Model, name: str) -> tuple[str, ...]:
+    """Return the names of the outputs: the `name` of a single one, or their keys or layers."""
     if not isinstance(model, keras.Sequential) and isinstance(model.output, dict):
         # Keras flattens them in this order.
         return tuple(sorted(model.output))
     if len(model.outputs) == 1:
-        return (NAMES[kind],)
+        return (name,)
     names = tuple(model.output_names)
     is_one_layer = len(set(names)) < len(names)
     return tuple(f"output_{i}" for i in range(len(names))) if is_one_layer else names
 
 
-def with_outputs(model: keras.Model, outputs: str | None) -> keras.Model:
-    """Return a model whose output is `"logits"` or `"probabilities"`; None keeps the model's."""
-    kind = outputs and kind_of(model)
-    if outputs is None or (kind and outputs == NAMES[kind]):
+def with_output(model: keras.Model, name: str, old: str) -> keras.Model:
+    """Return a model whose output, of the name `old`, is `"logits"` or `"probabilities"`."""
+    if name == old:
         return model
-    is_known = outputs in ("logits", PROBABILITIES) and kind is not None
-    rule = "`outputs` must be None, or 'logits' or 'probabilities' of a classifier."
-    check(is_known, rule, outputs)
-    if outputs == PROBABILITIES:
+    if name == PROBABILITIES:
         # A softmax over one output would be 1.
         activation = "softmax" if model.output_shape[-1] > 1 else "sigmoid"
         top = keras.layers.Activation(activation, dtype="float32")
@@ -77,9 +73,7 @@ def in_float32(model: keras.Model) -> keras.Model:
     halves = [layer.compute_dtype in ("float16", "bfloat16") for layer in layers]
     if not any(halves) or any(layer.quantization_mode for layer in layers):
         return model
-    registered = keras.saving.get_registered_name
-    classes = {registered(type(layer)): type(layer) for layer in layers}
-    copy = type(model).from_config(model.get_config(), custom_objects=classes)
+    copy = type(model).from_config(model.get_config(), custom_objects=classes_in(model))
     copy.set_weights(model.get_weights())
     for layer, is_half in zip(sublayers(copy), halves, strict=True):
         if isinstance(layer, keras.layers.Normalization):

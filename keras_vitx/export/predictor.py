@@ -12,6 +12,7 @@ from keras_vitx import data
 from keras_vitx.backend import without_gradients
 from keras_vitx.data.images import images_of
 from keras_vitx.data.predictions import class_names
+from keras_vitx.export.compare import dtype_of_images
 from keras_vitx.outputs import outputs_of
 from keras_vitx.preprocessing import ModelInput
 
@@ -38,9 +39,7 @@ class Predictor:
         self.class_names = class_names(model, outputs.classes)
         self.batch_sizes = tuple(sorted(batch_sizes))
         self._model, self._run = model, _compiled(model, outputs.probabilities)
-        # NumPy has no bfloat16; the model casts float32 to it.
-        dtype = keras.backend.standardize_dtype(model.inputs[0].dtype)
-        self._dtype = "float32" if "float" in dtype else dtype
+        self._dtype = dtype_of_images(model)
         self._lock, self._compiled_shapes = threading.Lock(), set()
 
     def __reduce__(self):

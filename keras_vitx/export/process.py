@@ -20,7 +20,7 @@ import numpy as np
 from keras_vitx.checks import check
 from keras_vitx.export import runtimes
 from keras_vitx.export.formats import FORMATS, Format
-from keras_vitx.keras_internals import sublayers
+from keras_vitx.layers.base import classes_in
 
 MODEL, REQUEST = "model.keras", "request.json"
 INPUTS, OUTPUTS = "inputs.npz", "outputs.npz"
@@ -45,7 +45,7 @@ def write(
             model.save(directory / MODEL)
             np.savez(directory / INPUTS, *batches)
             run_python("-m", "keras_vitx.export.process", directory, path, backend=format.backend)
-            batches_of_outputs = _read(directory / OUTPUTS, len(batches))
+            batches_of_outputs = _read(directory / OUTPUTS)
     return [[outputs[name] for name in names] for outputs in batches_of_outputs]
 
 
@@ -57,17 +57,17 @@ def run_file(
         inputs, outputs = Path(directory, INPUTS), Path(directory, OUTPUTS)
         np.savez(inputs, *batches)
         run_python(runtimes.__file__, format.name, path, inputs, outputs, backend=format.backend)
-        return _read(outputs, len(batches))
+        return _read(outputs)
 
 
-def _read(path, count):
+def _read(path):
     """Return the outputs of each batch, which `runtimes.main` wrote as `arr_<batch>.<name>`."""
-    rows = [{} for _ in range(count)]
+    rows: dict[int, dict[str, np.ndarray]] = {}
     with np.load(path) as arrays:
         for key, array in arrays.items():
             batch, _, name = key.partition(".")
-            rows[int(batch.removeprefix("arr_"))][name] = array
-    return rows
+            rows.setdefault(int(batch.removeprefix("arr_")), {})[name] = array
+    return [rows[batch] for batch in sorted(rows)]
 
 
 def custom_objects(model: keras.Model) -> dict[str, tuple[str, str]]:
@@ -78,8 +78,7 @@ def custom_objects(model: keras.Model) -> dict[str, tuple[str, str]]:
     config = model.to_json()
     registered = keras.saving.get_custom_objects().items()
     custom = {name: thing for name, thing in registered if f'"{name}"' in config}
-    name_of = keras.saving.get_registered_name
-    custom |= {name_of(type(layer)): type(layer) for layer in sublayers(model)}
+    custom |= classes_in(model)
     places = {
         name: (thing.__module__, thing.__qualname__)
         for name, thing in custom.items()

@@ -188,6 +188,12 @@ def build_all(layers: Sequence[keras.layers.Layer], shape: tuple) -> tuple:
     return shape
 
 
+def classes_in(model: keras.Model) -> dict[str, type]:
+    """Return the classes of the layers of a model by registered name, as `custom_objects`."""
+    name_of = keras.saving.get_registered_name
+    return {name_of(type(layer)): type(layer) for layer in sublayers(model)}
+
+
 def forget_programs(model: keras.Model) -> None:
     """Make a model, and models inside it, trace their programs anew, for a setting that changed."""
     for part in sublayers(model):

@@ -39,7 +39,7 @@ from harness import (
 
 import keras_vitx as kv
 from keras_vitx.analysis.measure import at_start
-from keras_vitx.export.graph import in_float32, with_outputs
+from keras_vitx.export.graph import in_float32, with_output
 from keras_vitx.layers import Attention
 
 IMAGES = numbers((2, 16, 16, 3))
@@ -146,7 +146,7 @@ DERIVED = {
     "clone": keras.models.clone_model,
     "in_float32": in_float32,
     # These share variables, not arrays alone.
-    "logits": lambda model: with_outputs(model, "logits"),
+    "logits": lambda model: with_output(model, "logits", "probabilities"),
     "cut": lambda model: kv.as_chain(keras.Model(model.input, model.layers[-2].output)),
     "nested": lambda model: keras.Sequential([keras.Input((16, 16, 3)), model]),
 }
