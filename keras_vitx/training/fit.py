@@ -19,7 +19,6 @@ from keras_vitx.training.devices import check_devices
 from keras_vitx.training.devices.replicas import Replicate, mean_gradients, stream_of
 from keras_vitx.training.prepare import (
     apply_settings,
-    check_rates,
     compile_model,
     follow_optimizer,
     make_distillation,
@@ -95,12 +94,11 @@ def fit(
     how_to_load["pixels"] = teacher is None and is_chain(model) and model.takes_pixels
     data = open_data(source, model, outputs, recipe, settings, class_weight, **how_to_load)
     recipe, batches, train = data.recipe, data.batches, data.batches.train
-    match_head(model, batches.class_names)
-    distillation = make_distillation(model, teacher, recipe)
+    names = match_head(model, batches.class_names)
+    distillation = make_distillation(teacher, recipe, names)
     if distillation is not None:
         train = distillation.batches(train, model)
-    evaluator = compile_model(model, compiled, recipe, data, distillation)
-    check_rates(model, callbacks)
+    evaluator = compile_model(model, compiled, recipe, data, distillation, callbacks)
 
     stages = [Replicate(), AverageWeights(), StopAtNonFinite()]
     if batches.validation is not None:

@@ -39,8 +39,8 @@ def make_optimizer(
         text += "result will be close to the initial weights. Set a smaller `ema`, or None."
         log.warning(text, ema, 1 / (1 - ema), updates)
     schedule = make_schedule(recipe, steps_per_epoch)
-    factors = recipe.layer_decay and rate_factors(model, recipe.layer_decay)
     matrices = matrices_of(model) if recipe.algorithm == "muon" else ()
+    factors = recipe.layer_decay and rate_factors(model, recipe.layer_decay)
     return AdamW(
         schedule,
         recipe.weight_decay,

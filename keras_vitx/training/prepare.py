@@ -138,48 +138,48 @@ def set_precision(model: keras.Model, precision: Precision) -> None:
     forget_programs(model)
 
 
-def match_head(model: keras.Model, class_names: Sequence[str] | None) -> None:
-    """Match the head of a model to the classes of a data set, and set `model.class_names`.
+def match_head(model: keras.Model, class_names: Sequence[str] | None) -> tuple[str, ...] | None:
+    """Match the head of a model to the classes of a data set; return the names of its outputs.
 
     The classifiers are permuted if the names of the classes are the same in another order,
-    reinitialized if the names differ, and kept otherwise.
+    reinitialized if the names differ, and kept otherwise. `model.class_names` are set.
 
     Raises:
         ValueError: if the model has another number of outputs than there are names.
     """
-    classes, new = model.output_shape[-1], tuple(class_names or ())
+    classes, old, new = model.output_shape[-1], class_names_of(model), tuple(class_names or ())
     # One output is the probability of the second of two classes.
     if len(new) != max(classes, 2):
         rule = f"`model` must have classes={len(new)} for the classes {shorten(new)}."
         check(classes == 1 or are_numbers(new), rule, classes)
-        return
-    old = class_names_of(model)
+        return old
     # Checkpoints of ImageNet contain no class names.
     if old is None and is_chain(model) and model.head_loaded:
         old = tuple(synset for synset, _ in unnamed_classes(classes)) or None
     model.class_names = new
     if old is None or old == new:
-        return
+        return new
     dense = [part for part in sublayers(head_of(model)) if isinstance(part, keras.layers.Dense)]
     heads = [layer for layer in dense if layer.units == classes]
     if sorted(old) == sorted(new):
         log.warning("The head's classes were permuted to the order of the data's classes.")
         _permute(heads, [old.index(name) for name in new])
-        return
+        return new
     text = "The head was trained for other classes (%s) than the data's (%s) and is reinitialized."
     log.warning(text, ", ".join(old[:5]), ", ".join(new[:5]))
     _initialize(heads)
+    return new
 
 
 def make_distillation(
-    model: keras.Model, teacher: keras.Model | None, recipe: Recipe
+    teacher: keras.Model | None, recipe: Recipe, names: Sequence[str] | None
 ) -> Distillation | None:
     """Return the distillation from a teacher: `"hard"` unless the recipe sets a kind."""
     if teacher is None:
         if recipe.distillation is not None:
             raise ValueError("`teacher` must be a model, or `distillation` None. Received: None.")
         return None
-    names, teachers = class_names_of(model) or (), class_names_of(teacher) or ()
+    names, teachers = names or (), class_names_of(teacher) or ()
     is_same = are_numbers(names) or are_numbers(teachers) or names == teachers
     rule = f"`teacher` must have the classes of the data, or the model, in order: {names}."
     check(is_same, rule, teachers)
@@ -193,8 +193,12 @@ def compile_model(
     recipe: Recipe,
     data: TrainingData,
     teacher: Distillation | None,
+    callbacks: Sequence[keras.callbacks.Callback],
 ) -> Evaluator:
-    """Compile a model, and return an `Evaluator` of it: by the recipe, unless by the user."""
+    """Compile a model, and return an `Evaluator` of it: by the recipe, unless by the user.
+
+    Raises a ValueError if callbacks set its learning rate, and that has a schedule.
+    """
     check(bool(model.trainable_variables), "`model` must have a trainable variable.", model.name)
     arguments, task = dict(compiled), data.task
     if task is not None:
@@ -215,19 +219,15 @@ def compile_model(
         log.warning("The model is compiled: its %s stay. The optimizer is %s.", names, name)
     # Again, if all is the user's: half precision scales the loss.
     model.compile(**arguments)
-    metrics = [arguments.get(name, []) for name in ("metrics", "weighted_metrics")]
-    return Evaluator(
-        model, compiled["loss"] if task is None else task.loss(), keras.tree.flatten(metrics)
-    )
-
-
-def check_rates(model: keras.Model, callbacks: Sequence[keras.callbacks.Callback]) -> None:
-    """Raise a ValueError if callbacks set the rate of a compiled model, which has a schedule."""
     setters = (keras.callbacks.ReduceLROnPlateau, keras.callbacks.LearningRateScheduler)
     names = [type(callback).__name__ for callback in callbacks if isinstance(callback, setters)]
     is_fixed = isinstance(optimizer_of(model).get_config()["learning_rate"], dict)
     rule = "`callbacks` must not set a learning rate that has a schedule: compile the model first."
     check(not (names and is_fixed), rule, names)
+    metrics = [arguments.get(name, []) for name in ("metrics", "weighted_metrics")]
+    return Evaluator(
+        model, compiled["loss"] if task is None else task.loss(), keras.tree.flatten(metrics)
+    )
 
 
 def _permute(heads, order):

@@ -101,8 +101,8 @@ def open_data(
     text = "%d updates: %d epochs of %d batches, %d images per update, learning rate up to %.2g."
     log.info(text, updates, recipe.all_epochs, steps, size, recipe.peak)
 
-    task = outputs and task_of(outputs, labels)
     weights = class_weight and label_weights(class_weight, names, model.output_shape[-1])
+    task = outputs and task_of(outputs, labels)
     is_regression = weights and task and task.kind == "regression"
     check(not is_regression, "`class_weight` must be None for regression.", class_weight)
     if weights and not (task and task.kind == "multi-label"):

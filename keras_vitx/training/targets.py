@@ -11,7 +11,7 @@ import numpy as np
 from keras_vitx.checks import PositiveFloat, Probability, check, check_fields
 from keras_vitx.data.images import normalize
 from keras_vitx.losses import PerHead, SmoothedCrossentropy, SoftDistillation
-from keras_vitx.outputs import describe, is_chain, outputs_of
+from keras_vitx.outputs import Outputs, describe, is_chain, outputs_of
 from keras_vitx.pixels import unpack_images
 from keras_vitx.preprocessing import ModelInput, Preprocessing
 from keras_vitx.training.batches import Batches, as_batches
@@ -65,7 +65,8 @@ class Distillation:
 
         `loss` applies to the labels; None is the cross entropy without label smoothing.
         """
-        name, from_logits = _label_name(student), outputs_of(student).from_logits
+        outputs = outputs_of(student)
+        name, from_logits = _label_name(student, outputs), outputs.from_logits
         hard = SmoothedCrossentropy(from_logits=from_logits)
         soft = SoftDistillation(self.temperature, from_logits=from_logits)
         return PerHead(
@@ -89,13 +90,13 @@ class Distillation:
             ValueError: if one of them has no `preprocessing`, or they differ in the aspect ratio of
                 their images or, in the first batch, in their classes.
         """
-        classes, name, soft = student.output_shape[-1], _label_name(student), self.kind == "soft"
-        prepare = _preparation(ModelInput.of(student), self.teacher)
-        rule = f"`teacher` must have one output (batch, {classes}), for the student's classes."
+        name, classes = _label_name(student, outputs_of(student)), student.output_shape[-1]
+        prepare, soft = _preparation(ModelInput.of(student), self.teacher), self.kind == "soft"
         if soft:
             outputs = outputs_of(self.teacher)
-            is_sigmoid = outputs.kind == "sigmoid"
-            check(not is_sigmoid, "`teacher` must return logits or a softmax.", outputs.kind)
+            rule = "`teacher` must return logits or a softmax."
+            check(outputs.kind != "sigmoid", rule, outputs.kind)
+        rule = f"`teacher` must have one output (batch, {classes}), for the student's classes."
 
         def teach(index, batch):
             images, labels, *weights = batch
@@ -109,10 +110,9 @@ class Distillation:
         return as_batches(batches).map(teach)
 
 
-def _label_name(student: keras.Model) -> str:
+def _label_name(student: keras.Model, outputs: Outputs) -> str:
     """Return the name of a student's targets: its distillation head, or `"teacher"`."""
-    if outputs_of(student).kind == "sigmoid":
-        raise ValueError("`student` must return logits or a softmax. Received: a sigmoid.")
+    check(outputs.kind != "sigmoid", "`student` must return logits or a softmax.", outputs.kind)
     rule = "`student` must be a `Chain` (`as_chain`) of one classifier or a `DistilledHead`."
     check(is_chain(student) and "aux_head" not in student.heads, rule, describe(student))
     return "head_dist" if "head_dist" in student.heads else "teacher"
