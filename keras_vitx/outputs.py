@@ -70,7 +70,8 @@ def outputs_of(model: keras.Model) -> Outputs:
             members = {outputs_of(keras.Model(*nested)) for nested in inputs}
             if len(members) == 1:
                 return members.pop()
-        follows, is_dense = isinstance(layer, ACTIVATIONS), isinstance(layer, DENSE)
+        follows = isinstance(layer, ACTIVATIONS)
+        is_dense = isinstance(layer, DENSE)
         classifies = is_dense or isinstance(layer, Head)
         if not follows and not classifies:
             break

@@ -168,11 +168,11 @@ def _score(model, changes, images, of_target):
     x = images
     for layer in model.logit_layers:
         change = changes.get(layer.name)
-        with nullcontext() if change is None else recording(_adding(change)):
+        with nullcontext() if change is None else recording(_add_to_maps(change)):
             x = layer(x)
     return ops.sum(ops.multiply(ops.cast(x, "float32"), of_target))
 
 
-def _adding(change):
+def _add_to_maps(change):
     """Return a function that adds `change` to maps, and leaves other tensors as they are."""
     return lambda name, x: x + ops.cast(change, x.dtype) if name == "maps" else x

@@ -249,9 +249,9 @@ class ImageBatches(PyDataset):
 
     def dataset(self) -> Any:
         """Return a `grain.MapDataset` of batches i of epochs e, element `e * len(self) + i`."""
-        return self._finished(self.loader.dataset())
+        return self._finish(self.loader.dataset())
 
-    def _finished(self, dataset: Any) -> Any:
+    def _finish(self, dataset: Any) -> Any:
         """Return a dataset of `Batch` with the steps that this process does itself."""
         form = self.loader.pack if self.pixels else self.loader.normalize
         return dataset.map(form).map(functools.partial(_note_errors, self.loader.unreadable))
@@ -282,7 +282,7 @@ class ImageBatches(PyDataset):
             flags.FLAGS.is_parsed() or flags.FLAGS.mark_as_parsed()  # Grain's processes read flags.
             batches = self.loader.dataset()[rest].to_iter_dataset(ReadOptions(1, 1))
             batches = batches.mp_prefetch(MultiprocessingOptions(workers, per_worker_buffer_size=2))
-            batches = self._finished(batches.map(lambda batch: Batch(*map(_own, batch))))
+            batches = self._finish(batches.map(lambda batch: Batch(*map(_own, batch))))
         stream = _read(iter(batches), workers, self.changes, step, len(self))
         STREAMS.add(stream)
         return stream

@@ -38,9 +38,11 @@ class Predictor:
         self.input = ModelInput.of(model, any_size=True)
         self.class_names = class_names(model, outputs.classes)
         self.batch_sizes = tuple(sorted(batch_sizes))
-        self._model, self._run = model, _compiled(model, outputs.probabilities)
+        self._model = model
+        self._run = _function_of(model, outputs.probabilities)
         self._dtype = dtype_of_images(model)
-        self._lock, self._compiled_shapes = threading.Lock(), set()
+        self._lock = threading.Lock()
+        self._compiled_shapes = set()
 
     def __reduce__(self):
         # Compiled again where it is unpickled. Plain Keras models lose their attributes.
@@ -74,8 +76,11 @@ class Predictor:
     def probabilities(self, batch: np.ndarray) -> np.ndarray:
         """Return the probabilities, `(n, classes)`, of a preprocessed batch."""
         batch = np.rint(batch) if "int" in self._dtype else batch
-        batch, largest, outputs = batch.astype(self._dtype), self.batch_sizes[-1], []
-        for chunk in (batch[start : start + largest] for start in range(0, len(batch), largest)):
+        batch = batch.astype(self._dtype)
+        largest = self.batch_sizes[-1]
+        outputs = []
+        for start in range(0, len(batch), largest):
+            chunk = batch[start : start + largest]
             size = next(size for size in self.batch_sizes if size >= len(chunk))
             padded = np.pad(chunk, [(0, size - len(chunk))] + [(0, 0)] * (chunk.ndim - 1))
             outputs.append(self._call(padded)[: len(chunk)])
@@ -125,7 +130,7 @@ def predictor(model: keras.Model, *, batch_sizes: Sequence[int] = BATCH_SIZES) -
     return Predictor(model, batch_sizes)
 
 
-def _compiled(model, probabilities) -> Callable[[np.ndarray], np.ndarray]:
+def _function_of(model, probabilities) -> Callable[[np.ndarray], np.ndarray]:
     """Return a function of a batch that does not modify the model."""
 
     def run(images):
@@ -152,7 +157,8 @@ def _compiled(model, probabilities) -> Callable[[np.ndarray], np.ndarray]:
 
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    lock, one_image = threading.Lock(), (1, *model.inputs[0].shape[1:])
+    lock = threading.Lock()
+    one_image = (1, *model.inputs[0].shape[1:])
 
     @functools.cache
     def graph(dtype):

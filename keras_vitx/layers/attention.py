@@ -83,14 +83,21 @@ class Attention(Layer):
         check_argument("qkv_bias", qkv_bias, Literal[True, False, "qv"])
         check_argument("normalizer", normalizer, Literal["softmax", *NORMALIZERS])
         check_argument("gate", gate, Literal["head", "element"] | None)
-        self.num_heads, self.head_size = num_heads, head_size
-        self.on_input, self.on_output = list(on_input), list(on_output)
-        self.on_queries_keys, self.on_heads = list(on_queries_keys), list(on_heads)
-        self.on_logits, self.on_weights = list(on_logits), list(on_weights)
-        self.qkv_bias, self.proj_bias = qkv_bias, proj_bias
-        self.dropout, self.proj_dropout = dropout, proj_dropout
+        self.num_heads = num_heads
+        self.head_size = head_size
+        self.on_input = list(on_input)
+        self.on_output = list(on_output)
+        self.on_queries_keys = list(on_queries_keys)
+        self.on_heads = list(on_heads)
+        self.on_logits = list(on_logits)
+        self.on_weights = list(on_weights)
+        self.qkv_bias = qkv_bias
+        self.proj_bias = proj_bias
+        self.dropout = dropout
+        self.proj_dropout = proj_dropout
         self.initialization = initialization
-        self.normalizer, self.gate = normalizer, gate
+        self.normalizer = normalizer
+        self.gate = gate
         dtype = self.dtype_policy
         self.attn_drop = keras.layers.Dropout(dropout, dtype=dtype, name="attn_drop")
         self.proj_drop = keras.layers.Dropout(proj_dropout, dtype=dtype, name="proj_drop")
@@ -122,7 +129,7 @@ class Attention(Layer):
 
     def projections(self, x, training=False):
         """Return queries, keys and values, each `(batch, tokens, heads, size)`."""
-        x, heads = self.run(self.qkv, x, training), self.num_heads
+        x = self.run(self.qkv, x, training)
         if self.qkv_bias == "qv":
             q_bias, v_bias = (ops.cast(bias, x.dtype) for bias in (self.q_bias, self.v_bias))
             x = x + ops.concatenate([q_bias, ops.zeros_like(q_bias), v_bias])
@@ -131,6 +138,7 @@ class Attention(Layer):
             # The gradient of a split is one concatenation; that of slices, a sum of three tensors.
             return ops.split(x, 3, axis=2)
         # Under PyTorch, a split at given indices synchronizes with the GPU.
+        heads = self.num_heads
         return x[:, :, :heads], x[:, :, heads : 2 * heads], x[:, :, 2 * heads :]
 
     def softmax_maps(self, query, key, training=False, mask=None):
@@ -164,8 +172,8 @@ class Attention(Layer):
 
     def aggregate(self, maps, value, training=False):
         """Multiply the maps with the values, `(batch, queries, heads, size)`."""
-        maps, value = record("maps", maps), record("values", value)
-        maps = self.run(self.attn_drop, maps, training)
+        value = record("values", value)
+        maps = self.run(self.attn_drop, record("maps", maps), training)
         y = ops.checkpoint_name(ops.matmul(maps, ops.transpose(value, (0, 2, 1, 3))))
         return ops.transpose(y, (0, 2, 1, 3))
 

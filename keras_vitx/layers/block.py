@@ -63,9 +63,13 @@ class Block(Layer):
         check_argument("residual_scale", residual_scale, PositiveFloat)
         self.attention = attention
         self.mlp = mlp
-        self.layer_scale, self.scalar_scale = layer_scale, scalar_scale
-        self.residual_scale, self.residual_dtype = residual_scale, residual_dtype
-        self.norm, self.epsilon, self.post_norm = norm, epsilon, post_norm
+        self.layer_scale = layer_scale
+        self.scalar_scale = scalar_scale
+        self.residual_scale = residual_scale
+        self.residual_dtype = residual_dtype
+        self.norm = norm
+        self.epsilon = epsilon
+        self.post_norm = post_norm
         is_plain = residual_scale == 1 and type(self).call is Block.call
         check(is_plain or not post_norm, "`post_norm` must be False in other blocks.", post_norm)
         # The checkpoints' names, whatever the layers were named.

@@ -14,7 +14,8 @@ def TalkingHeadsAttention(num_heads: int, **kwargs) -> Attention:
     of `Attention`.
     """
     dtype = kwargs.get("dtype")
-    before, after = HeadMixing(name="proj_l", dtype=dtype), HeadMixing(name="proj_w", dtype=dtype)
+    before = HeadMixing(name="proj_l", dtype=dtype)
+    after = HeadMixing(name="proj_w", dtype=dtype)
     return Attention(num_heads, on_logits=[before], on_weights=[after], **kwargs)
 
 
@@ -80,7 +81,8 @@ class ClassBlock(Block):
         super().build(input_shape)
 
     def call(self, x, training=False, attention_mask=None):
-        count, mask = self.attention.num_class_tokens, {"attention_mask": attention_mask}
+        count = self.attention.num_class_tokens
+        mask = {"attention_mask": attention_mask}
         y = self.run(self.attention, self.run(self.norm1, x), training, **mask)
         z = x[:, :count] + self.run_all([self.ls1, self.drop_path1], y, training)
         y = self.run(self.mlp, self.run(self.norm2, z), training)

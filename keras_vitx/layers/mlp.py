@@ -58,12 +58,16 @@ class MLP(Layer):
         **kwargs,
     ):
         super().__init__(**kwargs)
-        self.mlp_ratio, self.hidden = mlp_ratio, hidden
-        self.activation, self.gated = activation, gated
+        self.mlp_ratio = mlp_ratio
+        self.hidden = hidden
+        self.activation = activation
+        self.gated = gated
         self.dropout = dropout
-        self.on_input, self.on_output = list(on_input), list(on_output)
+        self.on_input = list(on_input)
+        self.on_output = list(on_output)
         self.on_hidden = list(on_hidden)
-        self.initialization, self.use_bias = initialization, use_bias
+        self.initialization = initialization
+        self.use_bias = use_bias
         self.act = GELUS.get(activation) or keras.activations.get(activation)
         self.drop = keras.layers.Dropout(dropout, dtype=self.dtype_policy, name="drop")
 

@@ -191,15 +191,8 @@ KERNELS = {
     "torch": (
         *("shape", "reshape", "transpose", "split", "matmul", "cast", "call", "logits", "softmax"),
         *("fused_attention", "by_images", "mix_heads", "convolve_maps", "pad", "gelu"),
-        *(
-            "drop_path_mask",
-            "scalars_on_device",
-            "without_modes",
-            "rotate",
-            "compiled_call",
-            "COMPILES_BLOCKS",
-        ),
-        "without_autocast",
+        *("drop_path_mask", "scalars_on_device", "without_modes", "rotate", "compiled_call"),
+        *("COMPILES_BLOCKS", "without_autocast"),
     ),
     "jax": (
         *("call", "fused_attention", "mix_heads", "convolve_maps", "depthwise_conv", "gelu"),

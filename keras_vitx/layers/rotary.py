@@ -66,7 +66,7 @@ class RotaryEmbedding(Layer):
         check(self.size % 4 == 0, "`head_size` must be a multiple of 4 to be rotated.", self.size)
         if self.learned:
             shape = (2, heads, self.size // 2)
-            self.freqs = self.add_weight(shape, self.turned, autocast=False, name="freqs")
+            self.freqs = self.add_weight(shape, self.at_start, autocast=False, name="freqs")
 
     def call(self, queries_keys):
         angles = self.angles()[-ops.shape(queries_keys[0])[1] :]
@@ -101,7 +101,7 @@ class RotaryEmbedding(Layer):
         pairs = [rates, zeros], [zeros, rates]
         return ops.stack([ops.concatenate(pair)[None] for pair in pairs])
 
-    def turned(self, shape, dtype=None):
+    def at_start(self, shape, dtype=None):
         """Return the initial learned frequencies."""
         angle, (along, across) = Uniform(0, 2 * pi)((shape[1], 1)), self.axial()
         cos, sin = ops.cos(angle), ops.sin(angle)

@@ -198,7 +198,8 @@ class SharedMapsBlock(Block):
 
     def attend(self, x, shared, training, attention_mask):
         """Return the output of the attention, its maps, and what it passes on, where needed."""
-        mask, x = {"attention_mask": attention_mask}, (x, shared) if self.reads_maps else x
+        mask = {"attention_mask": attention_mask}
+        x = (x, shared) if self.reads_maps else x
         if not (self.emits_maps or (training and self.similarity)):
             return self.run(self.attention, x, training, **mask), None, None
         if isinstance(self.attention, SharingAttention):

@@ -51,17 +51,17 @@ class Tokens(NamedTuple):
     emits_maps: bool
 
 
-def _restoring(method: Callable) -> Callable:
+def _restore_after(method: Callable) -> Callable:
     """Return a method after which, even after an error, the variables are those of the model."""
 
     @functools.wraps(method)
-    def restored(self, *args, **kwargs):
+    def run_method(self, *args, **kwargs):
         try:
             return method(self, *args, **kwargs)
         finally:
             restore_variables(self)
 
-    return restored
+    return run_method
 
 
 class ImageModel(keras.Model):
@@ -146,7 +146,7 @@ class ImageModel(keras.Model):
         check(is_list, "`class_names` must be a list of names, in the order of the outputs.", value)
         self._class_names = None if value is None else tuple(to_python(list(value)))
 
-    @_restoring
+    @_restore_after
     def predict(self, x: Any, *args: Any, **kwargs: Any) -> Any:
         """As Keras's `predict`; warns if pixels come where normalized images are expected."""
         if getattr(x, "dtype", None) == "uint8" and self.preprocessing and not _prepares(self):
@@ -167,7 +167,7 @@ class ImageModel(keras.Model):
             keras.layers.Layer.add_loss(self, loss)
         return x
 
-    evaluate = _restoring(keras.Model.evaluate)
+    evaluate = _restore_after(keras.Model.evaluate)
 
     def save(self, filepath, overwrite=True, zipped=None, **kwargs):
         """Save the model as Keras does; a `.keras` file is written beside `filepath`, then renamed.
@@ -370,14 +370,17 @@ class Chain(MultiHeadTraining, ImageModel):
     def _at_size(self, size: tuple[int, int]) -> "Chain":
         """Return a new model of the same layers for images of another `(height, width)`."""
         shape = (*map(int, size), self.input_shape[-1])
-        config, prepares = self.get_config(), _prepares(self)
-        x, grid = keras.Input(shape, dtype=self.inputs[0].dtype), None
+        config = self.get_config()
+        prepares = _prepares(self)
+        x = keras.Input(shape, dtype=self.inputs[0].dtype)
+        grid = None
         for index, layer in enumerate(config["layers"]):
             if self.layers[index] is prepares and prepares.size == self.input_shape[1:3]:
                 layer["config"]["size"] = shape[:2]
             config["layers"][index] = _with_grid(layer, grid)
             layer = keras.saving.deserialize_keras_object(config["layers"][index])
-            x, grid = layer(x), grid_after(layer, grid)
+            x = layer(x)
+            grid = grid_after(layer, grid)
         return self.from_config({**config, "input_shape": shape})
 
     @property

@@ -129,7 +129,8 @@ class Features(ImageModel):
         inputs = x = keras.Input(tuple(input_shape), **{"name": "images", **(images or {})})
         ends, maps, grid = {}, {}, None
         for layer in layers:
-            x, grid = layer(x), grid_after(layer, grid)
+            x = layer(x)
+            grid = grid_after(layer, grid)
             if layer.name in chosen:
                 to_map = PatchMap(grid, dtype=layer.dtype_policy, name=f"map_{len(ends)}")
                 ends[layer.name] = [norm] * (norm is not None) + [to_map] * (not prefix_tokens)
@@ -148,7 +149,8 @@ class Features(ImageModel):
         for layer in map(self.get_layer, self._trunk):
             layers.append(layer)
             if layer.name in self._ends:
-                x, layers = self.run(layers, x, training), []
+                x = self.run(layers, x, training)
+                layers = []
                 ends = map(self.get_layer, self._ends[layer.name])
                 maps[layer.name] = _through(ends, keras.tree.flatten(x)[0])
         return _of_blocks(maps, self.blocks)

@@ -140,7 +140,8 @@ class MultiHeadTraining:
         takes the labels of `"head"`; for a model with one classifier, those of the losses
         (`PerHead`). Others raise a ValueError.
         """
-        labels, weights = self._by_name(y), self._by_name(sample_weight)
+        labels = self._by_name(y)
+        weights = self._by_name(sample_weight)
         loss, outputs = self.loss, {"head": y_pred}
         if isinstance(x, StepImages):
             loss, outputs = self._of_logits(y_pred)
@@ -156,7 +157,8 @@ class MultiHeadTraining:
             check(set(labels) <= set(known), rule, sorted(labels))
             outputs = dict.fromkeys(labels, outputs["head"])
         own = self.logit_layers[-1].loss_weights if self.heads else {}
-        factors, total = {**own, **loss.weights}, 0.0
+        factors = {**own, **loss.weights}
+        total = 0.0
         for name, output in outputs.items():
             compare = loss.losses.get(name, loss.losses["head"])
             label = labels[name] if name in labels else _per_output(labels["head"], output)
@@ -174,7 +176,8 @@ class MultiHeadTraining:
         """Update the metrics of `"head"`."""
         if isinstance(x, StepImages):
             y_pred = self._activation(_by_head(y_pred)["head"])
-        label, weight = self._by_name(y)["head"], self._by_name(sample_weight)["head"]
+        label = self._by_name(y)["head"]
+        weight = self._by_name(sample_weight)["head"]
         return super().compute_metrics(x, label, y_pred, weight)
 
     def _activation(self, logits: Tensor | dict[str, Tensor]) -> Any:

@@ -23,13 +23,13 @@ def augment(
 ) -> UInt8[np.ndarray, "n height width 3"]:
     """Apply the steps of an `Augmentation` before normalization to RGB images of any sizes."""
     with LOCK:  # TensorFlow's seed is that of the process.
-        run = _compiled(augmentation, size)
+        run = _function_of(augmentation, size)
         pixels = run([np.asarray(image, "float32") for image in images], seed)
     return np.rint(np.clip(pixels, 0, 255)).astype("uint8")
 
 
 @functools.lru_cache(maxsize=4)
-def _compiled(augmentation: Any, size: tuple[int, int]) -> Callable[..., np.ndarray]:
+def _function_of(augmentation: Any, size: tuple[int, int]) -> Callable[..., np.ndarray]:
     """Return a function of images and a seed that augments the images one after the other."""
     keep_tensorflow_off_the_gpu()
     import keras_cv

@@ -20,13 +20,13 @@ def write(model: keras.Model, names: Sequence[str], directory: Path) -> None:
         with keras.StatelessScope(zip(model.variables, module.stored, strict=True)):
             return model(images, training=False)
 
-    def named(images):
+    def by_name(images):
         return dict(zip(names, keras.tree.flatten(module.serve(images)), strict=True))
 
     (images,) = model.inputs
     spec = tf.TensorSpec(images.shape, images.dtype, name="images")
     module.serve = tf.function(predict, input_signature=[spec], autograph=False)
-    signature = tf.function(named, input_signature=[spec], autograph=False)
+    signature = tf.function(by_name, input_signature=[spec], autograph=False)
     signatures = {"serving_default": signature, "serve": signature}
     try:
         tf.saved_model.save(module, str(directory), signatures=signatures)
