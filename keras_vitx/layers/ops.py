@@ -196,6 +196,7 @@ KERNELS = {
     ),
     "jax": (
         *("call", "fused_attention", "mix_heads", "convolve_maps", "depthwise_conv", "gelu"),
+        "softmax",
         *("checkpoint_name", "least_remat", "remat"),
     ),
 }

@@ -151,7 +151,11 @@ class WarmupCosine(keras.optimizers.schedules.LearningRateSchedule):
 
 
 def trace_once(function: Callable) -> Callable:
-    """Return a function, which TensorFlow traces once for each shape: half of a step's nodes."""
+    """Return a function of tensors and floats, traced once a shape: half of TensorFlow's nodes."""
+    if keras.backend.backend() == "jax":
+        import jax
+
+        return jax.jit(function, static_argnames=("decay", "beta_1", "beta_2", "epsilon"))
     if keras.backend.backend() != "tensorflow":
         return function
     import tensorflow as tf

@@ -32,6 +32,8 @@ def call(layer, x, training=None, dtype=None, **arguments):
     """
     if on_cpu() and type(layer) is keras.layers.Conv2D and is_patchwise(layer, x):
         return project_patches(layer, x)
+    if type(layer) is keras.layers.LayerNormalization and on_cpu():
+        return layer_norm(layer, x)
     is_rows = training and type(layer) is keras.layers.Dense and len(x.shape) == 3 and on_cpu()
     if not is_rows:
         return _plain_call(layer, x, training, dtype, **arguments)
@@ -55,6 +57,25 @@ def project_patches(layer, x):
     x = jnp.reshape(x, (-1, rows // height, height, columns // width, width, channels))
     y = jnp.einsum("brhcwi,hwio->brco", x, kernel)
     return y if layer.bias is None else y + jnp.asarray(layer.bias, layer.compute_dtype)
+
+
+def layer_norm(layer, x):
+    """Normalize the last axis, and save its means and deviations."""
+    if layer.axis not in ([-1], [x.ndim - 1]) or layer.rms_scaling:
+        return _plain_call(layer, x)
+    dtype, x = x.dtype, ops.at_least_float32(x)
+    centered = x - checkpoint_name(ops.mean(x, -1, keepdims=True))
+    variance = ops.mean(centered**2, -1, keepdims=True)
+    y = centered * checkpoint_name(jax.lax.rsqrt(variance + layer.epsilon))
+    y = y if layer.gamma is None else y * jnp.asarray(layer.gamma, y.dtype)
+    y = y if layer.beta is None else y + jnp.asarray(layer.beta, y.dtype)
+    return keras.ops.cast(y, dtype)
+
+
+def softmax(logits, dtype=None):
+    """Take the derivative from the result, in a third of the operations of JAX's own."""
+    y = _softmax(ops.at_least_float32(logits), False)
+    return keras.ops.cast(y, dtype or logits.dtype)
 
 
 def gelu(x):
@@ -104,7 +125,7 @@ def fused_attention(query, key, value, mask=None, training=False):
     logits = keras.ops.matmul(query, keras.ops.transpose(key, (0, 1, 3, 2)))
     logits = ops.at_least_float32(ops.mask_logits(logits, mask))
     if training:
-        y = keras.ops.matmul(keras.ops.cast(_saved_softmax(logits), value.dtype), value)
+        y = keras.ops.matmul(keras.ops.cast(_softmax(logits, True), value.dtype), value)
     else:
         # Subtracting a constant from a row of logits leaves its softmax unchanged.
         largest = keras.ops.stop_gradient(keras.ops.max(logits, axis=-1, keepdims=True))
@@ -206,13 +227,14 @@ def runs_cudnn(query, key, dtype, training):
     return True
 
 
-@jax.custom_jvp
-def _saved_softmax(logits):
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
+def _softmax(logits, is_saved):
     return jax.nn.softmax(logits)
 
 
-@_saved_softmax.defjvp
-def _softmax_jvp(primals, tangents):
+@_softmax.defjvp
+def _softmax_jvp(is_saved, primals, tangents):
     # JAX's own computes the derivative from a softmax that cannot be marked.
-    y, (change,) = checkpoint_name(_saved_softmax(*primals)), tangents
+    y, (change,) = _softmax(*primals, is_saved), tangents
+    y = checkpoint_name(y) if is_saved else y
     return y, y * (change - keras.ops.sum(y * change, axis=-1, keepdims=True))
