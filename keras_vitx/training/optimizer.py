@@ -38,11 +38,10 @@ def make_optimizer(
         text = "The moving average (ema=%g) spans about %.0f updates, but the run has %.0f: its "
         text += "result will be close to the initial weights. Set a smaller `ema`, or None."
         log.warning(text, ema, 1 / (1 - ema), updates)
-    schedule = make_schedule(recipe, steps_per_epoch)
     matrices = matrices_of(model) if recipe.algorithm == "muon" else ()
     factors = recipe.layer_decay and rate_factors(model, recipe.layer_decay)
     return AdamW(
-        schedule,
+        make_schedule(recipe, steps_per_epoch),
         recipe.weight_decay,
         factors,
         matrices,
@@ -67,13 +66,11 @@ def rate_factors(model: keras.Model, decay: float) -> tuple[float, ...]:
     """
     # Frozen layers count too, so that freezing changes no other layer's rate.
     layers = [x for x in layers_of(model) if isinstance(x, keras.layers.Layer) and x.weights]
-    blocks = [i for i, layer in enumerate(layers) if isinstance(layer, Block)]
-    blocks = blocks or range(1, len(layers))
-    last_block = max(blocks, default=0)
+    blocks = [i for i, x in enumerate(layers) if isinstance(x, Block)] or range(1, len(layers))
     depths = {}
     for index, layer in enumerate(layers):
         # Layers after the last block are one deeper.
-        depth = sum(i <= index for i in blocks) + (index > last_block)
+        depth = sum(i <= index for i in blocks) + (index > max(blocks, default=0))
         for variable in layer.weights:
             depths.setdefault(id(variable), depth)
     deepest = max(depths.values())

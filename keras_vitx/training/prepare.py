@@ -12,7 +12,7 @@ from keras_vitx.data.predictions import unnamed_classes
 from keras_vitx.data.sources.names import are_numbers
 from keras_vitx.keras_internals import compile_arguments, sublayers
 from keras_vitx.layers.base import forget_programs, optimizer_of
-from keras_vitx.losses import PerHead
+from keras_vitx.losses import PerHead, as_loss
 from keras_vitx.outputs import class_names_of, describe, head_of, is_chain, layers_of
 from keras_vitx.preprocessing import ModelInput
 from keras_vitx.text import shorten
@@ -176,8 +176,7 @@ def make_distillation(
 ) -> Distillation | None:
     """Return the distillation from a teacher: `"hard"` unless the recipe sets a kind."""
     if teacher is None:
-        if recipe.distillation is not None:
-            raise ValueError("`teacher` must be a model, or `distillation` None. Received: None.")
+        check(not recipe.distillation, "`teacher` must be a model, or `distillation` None.", None)
         return None
     names, teachers = names or (), class_names_of(teacher) or ()
     is_same = are_numbers(names) or are_numbers(teachers) or names == teachers
@@ -205,7 +204,7 @@ def compile_model(
         loss = task.loss(recipe.label_smoothing, data.class_weight)
         arguments = {"loss": loss, "metrics": task.metrics(), **compiled}
     if teacher is not None and not isinstance(compiled.get("loss"), PerHead):
-        arguments["loss"] = teacher.loss(model, arguments["loss"])
+        arguments["loss"] = teacher.loss(model, as_loss(arguments["loss"]))
     if arguments["loss"] is not compiled.get("loss"):
         arguments["loss"].name = OPTIMIZER  # So that it is not the user's in a later run.
     if "optimizer" not in compiled:
@@ -224,10 +223,9 @@ def compile_model(
     is_fixed = isinstance(optimizer_of(model).get_config()["learning_rate"], dict)
     rule = "`callbacks` must not set a learning rate that has a schedule: compile the model first."
     check(not (names and is_fixed), rule, names)
+    loss = compiled["loss"] if task is None else task.loss()
     metrics = [arguments.get(name, []) for name in ("metrics", "weighted_metrics")]
-    return Evaluator(
-        model, compiled["loss"] if task is None else task.loss(), keras.tree.flatten(metrics)
-    )
+    return Evaluator(model, loss, keras.tree.flatten(metrics))
 
 
 def _permute(heads, order):

@@ -126,8 +126,7 @@ def arrays_of(variables: Iterable[keras.Variable]) -> list[np.ndarray]:
     """Return copies of the values of variables."""
     # Copies, as `convert_to_numpy` shares the variable's memory under PyTorch. Via a tensor, as
     # the value of a variable on several devices may be None.
-    to_numpy, to_tensor = keras.ops.convert_to_numpy, keras.ops.convert_to_tensor
-    return [np.array(to_numpy(to_tensor(variable))) for variable in variables]
+    return [np.array(keras.ops.convert_to_numpy(keras.ops.convert_to_tensor(v))) for v in variables]
 
 
 def assign_values(variables: Iterable[keras.Variable], values: Iterable[np.ndarray]) -> None:

@@ -121,6 +121,15 @@ def test_tensors_of_a_loader_come_again_and_again():
 
 
 @pytest.mark.backend_free
+def test_a_loss_compiled_by_name():
+    model = student_of()
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    options = {"epochs": 1, "warmup_epochs": 0, "verbose": 0}
+    kv.fit(model, PHOTOS, teacher=teacher_of(), **options)
+    assert isinstance(model.optimizer, keras.optimizers.SGD)
+    assert model.loss.losses.keys() == {"head", "teacher"}
+
+
 def test_a_teacher_of_other_names(tmp_path):
     path, teacher = named(tmp_path / "data.npz", *PHOTOS, tuple("abcd")), teacher_of()
     for teacher.class_names in (tuple("abcd"), tuple("0123")):

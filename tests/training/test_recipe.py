@@ -131,6 +131,16 @@ def test_a_file_of_settings(tmp_path, monkeypatch):
         recipes.get("mine.toml")
 
 
+def test_files_based_on_files(tmp_path):
+    (tmp_path / "own.toml").write_text("epochs = 7", "utf-8-sig")  # hukkin/tomli#304
+    (tmp_path / "mine.toml").write_text('based_on = "own.toml"\nbatch_size = 4')
+    found = recipes.get(tmp_path / "mine.toml")
+    assert (found.epochs, found.batch_size) == (7, 4)
+    (tmp_path / "own.toml").write_text('based_on = "mine.toml"')
+    with pytest.raises(ValueError, match="`based_on` must not lead back"):
+        recipes.get(tmp_path / "mine.toml")
+
+
 # The peak of the learning rate, and settings.
 PAPERS = {
     "deit": (1e-3, {"epochs": 300, "batch_size": 1024, "warmup_epochs": 5, "drop_path": 0.1}),

@@ -21,7 +21,7 @@ def get(recipe: str | os.PathLike | Recipe) -> Recipe:
     """Return a recipe by its name, a `.toml` file or the directory of a run; a `Recipe` unchanged.
 
     A file has settings as `Recipe.replace` takes them, with `"none"` for None, such as
-    `mixup = 0.2`. `based_on = "deit"` names the recipe that they change.
+    `mixup = 0.2`. `based_on = "deit"` names the recipe that they change, or a file beside.
 
     Raises:
         ValueError: if there is no such recipe, with the nearest names, or a setting is wrong.
@@ -31,16 +31,21 @@ def get(recipe: str | os.PathLike | Recipe) -> Recipe:
         return recipe
     if str(recipe).endswith(".toml"):
         return _read(recipe, local_path(recipe))
-    if isinstance(recipe, os.PathLike) or os.path.isdir(recipe):
+    if isinstance(recipe, os.PathLike) or os.path.isdir(str(recipe)):
         return Recipe("run").replace(**read_record(recipe)["recipe"])
     rule = "`recipe` must be a name, a `.toml` file, the directory of a run or a `Recipe`."
-    check(recipe in FILES, f"{rule} {nearest(recipe, FILES)}", recipe)
+    check(str(recipe) in FILES, f"{rule} {nearest(recipe, FILES)}", recipe)
     return _read(recipe, FILES[recipe])
 
 
-def _read(name, path):
-    settings = tomllib.loads(path.read_text("utf-8"))
+def _read(name, path, above=()):
+    """Return the recipe of a file, on which the files `above` are based."""
+    settings = tomllib.loads(path.read_text("utf-8-sig"))
     settings = {key: None if value == "none" else value for key, value in settings.items()}
-    base = settings.pop("based_on", None)
+    base, above = settings.pop("based_on", None), (*above, path.resolve())
+    if str(base).endswith(".toml"):
+        file = (path.parent / base).resolve()
+        check(file not in above, "`based_on` must not lead back to its own file.", base)
+        base = _read(base, file, above)
     base = get(base) if base else Recipe(str(name))
     return base.replace(**{"name": str(name), **settings})
