@@ -60,16 +60,30 @@ def project_patches(layer, x):
 
 
 def layer_norm(layer, x):
-    """Normalize the last axis, and save its means and deviations."""
+    """Take the derivative from the result, and save means and deviations. CPU."""
     if layer.axis not in ([-1], [x.ndim - 1]) or layer.rms_scaling:
         return _plain_call(layer, x)
-    dtype, x = x.dtype, ops.at_least_float32(x)
-    centered = x - checkpoint_name(ops.mean(x, -1, keepdims=True))
-    variance = ops.mean(centered**2, -1, keepdims=True)
-    y = centered * checkpoint_name(jax.lax.rsqrt(variance + layer.epsilon))
+    y = _normalize(ops.at_least_float32(x), layer.epsilon)
     y = y if layer.gamma is None else y * jnp.asarray(layer.gamma, y.dtype)
     y = y if layer.beta is None else y + jnp.asarray(layer.beta, y.dtype)
-    return keras.ops.cast(y, dtype)
+    return keras.ops.cast(y, x.dtype)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
+def _normalize(x, epsilon):
+    centered = x - jnp.mean(x, -1, keepdims=True)
+    return centered * jax.lax.rsqrt(jnp.mean(centered**2, -1, keepdims=True) + epsilon)
+
+
+@_normalize.defjvp
+def _normalize_jvp(epsilon, primals, tangents):
+    (x,), (change,) = primals, tangents
+    centered = x - checkpoint_name(jnp.mean(x, -1, keepdims=True))
+    scale = jax.lax.rsqrt(jnp.mean(centered**2, -1, keepdims=True) + epsilon)
+    scale = checkpoint_name(scale)
+    y = centered * scale
+    mean, slope = (jnp.mean(values, -1, keepdims=True) for values in (change, y * change))
+    return y, scale * (change - mean - y * slope)
 
 
 def softmax(logits, dtype=None):
