@@ -154,7 +154,7 @@ def drop_path_mask(x, keep, generator, seed):
     """Return 1 / `keep` with probability `keep`, else 0, for each sample of `x`, `(batch, ...)`."""
     shape = (keras.ops.shape(x)[0], *[1] * (len(x.shape) - 1))
     kept = keras.random.uniform(shape, dtype="float32", seed=generator) < keep
-    return keras.ops.cast(keras.ops.cast(kept, "float32") / keep, x.dtype)
+    return checkpoint_name(keras.ops.cast(keras.ops.cast(kept, "float32") / keep, x.dtype))
 
 
 def scalars_on_device():
@@ -196,8 +196,7 @@ KERNELS = {
     ),
     "jax": (
         *("call", "fused_attention", "mix_heads", "convolve_maps", "depthwise_conv", "gelu"),
-        "softmax",
-        *("checkpoint_name", "least_remat", "remat"),
+        *("softmax", "checkpoint_name", "least_remat", "remat"),
     ),
 }
 

@@ -88,5 +88,4 @@ class DropPath(Layer):
     def call(self, x, training=False):
         if not training or self.seed_generator is None:
             return x
-        mask = ops.drop_path_mask(x, 1 - self.rate, self.seed_generator, self.seed)
-        return x * ops.checkpoint_name(mask)
+        return x * ops.drop_path_mask(x, 1 - self.rate, self.seed_generator, self.seed)
