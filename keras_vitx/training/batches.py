@@ -107,7 +107,9 @@ class UserBatches:
 
             threads = batches.workers if batches.workers > 1 else 0
             options = ReadOptions(num_threads=threads, prefetch_buffer_size=threads)
-            batches = MapDataset.source(batches).to_iter_dataset(options)
+            length = length_of(batches)
+            steps = MapDataset.range(sys.maxsize if length is None else length)
+            batches = steps.map(batches.__getitem__).to_iter_dataset(options)
         for index, batch in enumerate(batches):
             batch = keras.tree.map_structure(as_array, tuple(batch))
             for change in self.changes:

@@ -19,10 +19,11 @@ from keras_vitx.preprocessing import ModelInput
 from keras_vitx.training.batches import Batches, as_batches, labels_and_size, length_of, weigh
 from keras_vitx.training.devices import check_batch, in_use
 from keras_vitx.training.devices.replicas import shard_of
-from keras_vitx.training.recipe import Recipe
+from keras_vitx.training.recipe import OFF, Recipe
 from keras_vitx.training.task import Task, task_of
 
 log = logging.getLogger(__name__)
+OF_IMAGES = {*OFF, *(name for part in OFF.values() for name in vars(part))}
 SplitName = Literal["train", "validation", "test"]
 
 
@@ -67,8 +68,10 @@ def open_data(
     """
     batches, held_out = user_batches(source), []
     if batches is not None:
-        rule = "`validation_split`, `fraction` and `workers` must not be set for your own batches."
-        check(not how_to_load, rule, how_to_load)
+        on = [name for name in fixed if getattr(recipe, name, True) is not None]
+        passed = [*how_to_load, *(name for name in on if name in OF_IMAGES)]
+        names = ", ".join(f"`{name}`" for name in passed)
+        check(not passed, f"{names} must not be set for your own batches.", type(source).__name__)
     else:
         workers = how_to_load.pop("workers", 0)
         dataset = data.load_dataset(source, seed=seed, **{"validation_split": 0.1, **how_to_load})

@@ -10,6 +10,8 @@ keras-team/keras#18398          checkpoints of TensorFlow leave    all weights, 
 python-poetry/poetry-core#88,   from a zip file, or where Python   what it gives from files
 joblib/threadpoolctl#87,        strips docstrings, a package
 datalad/datalad#2461            fails
+keras-team/keras#19528          a `PyDataset` without end has no   two epochs of three steps: six
+                                length                             updates
 keras-team/keras#21019          under JAX, an interrupted `fit`    its predictions before it, also
                                 leaves no variables                after `predict` and `evaluate`
 keras-team/keras#20851,         models that share an array: a      both run, whichever ran before
@@ -114,6 +116,19 @@ def test_the_package_may_be_zipped_and_its_docstrings_stripped(tmp_path):
         tmp_path / "page.html",
     ).stdout
     assert "tench" in said and (tmp_path / "page.html").stat().st_size > 0
+
+
+class Endless(keras.utils.PyDataset):
+    num_batches = None
+
+    def __getitem__(self, index):
+        return np.zeros((8, 16, 16, 3), "float32"), np.arange(8) % 2
+
+
+def test_a_dataset_without_end():
+    model = kv.ViT(8, 1, 2, patch_size=8, input_shape=(16, 16, 3), classes=2)
+    kv.fit(model, Endless(), epochs=2, warmup_epochs=0, steps_per_epoch=3, verbose=0)
+    assert int(model.optimizer.iterations) == 6
 
 
 class Failing(keras.utils.PyDataset):

@@ -109,7 +109,8 @@ ERRORS = {
         "`patience` must be None": lambda: fit(TRAIN, recipe=MINE, result="last", patience=2),
         "`class_weight` ...'up'": lambda tmp_path: fit_named(tmp_path, class_weight={"up": 1.0}),
         "`class_weight` ... Received: 2": lambda tmp_path: fit_named(tmp_path, class_weight={2: 1}),
-        "`fraction` ... your own batches. ...'fraction': 0.5": lambda: fit(OWN, fraction=0.5),
+        "`fraction` must not be set for your own batches": lambda: fit(OWN, fraction=0.5),
+        "`mixup` must not be set for your own batches": lambda: fit(OWN, mixup=0.5),
         "`model` must have a trainable variable": lambda: fit(TRAIN, frozen()),
         "`callbacks` must not set ...ReduceLROnPlateau": lambda: fit(
             TRAIN, callbacks=[keras.callbacks.ReduceLROnPlateau()]

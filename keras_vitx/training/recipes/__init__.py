@@ -38,14 +38,10 @@ def get(recipe: str | os.PathLike | Recipe) -> Recipe:
     return _read(recipe, FILES[recipe])
 
 
-def _read(name, path, above=()):
-    """Return the recipe of a file, on which the files `above` are based."""
+def _read(name, path):
     settings = tomllib.loads(path.read_text("utf-8-sig"))
     settings = {key: None if value == "none" else value for key, value in settings.items()}
-    base, above = settings.pop("based_on", None), (*above, path.resolve())
-    if str(base).endswith(".toml"):
-        file = (path.parent / base).resolve()
-        check(file not in above, "`based_on` must not lead back to its own file.", base)
-        base = _read(base, file, above)
+    base = settings.pop("based_on", None)
+    base = path.parent / base if str(base).endswith(".toml") else base
     base = get(base) if base else Recipe(str(name))
     return base.replace(**{"name": str(name), **settings})
