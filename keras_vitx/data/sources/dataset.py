@@ -122,13 +122,12 @@ class Split:
             float32 (n, classes), in [0, 1]: one-hot, soft or multi-hot labels;
             float32 (n,) or (n, targets): regression targets.
         class_names: What the labels mean, as in `Dataset`.
-        size: The number of images.
     """
 
     images: Images
     labels: np.ndarray
     class_names: tuple[str, ...] | None = None
-    size = property(len)
+    size = property(len)  # The number of images.
 
     def __len__(self) -> int:
         return len(self.labels)
