@@ -15,7 +15,6 @@ step          time and memory of a training step in bfloat16, beside timm's unde
 ways          the same with `remat="products"` and `remat=True`; under PyTorch compiled, also timm's
 kernels       the same with each kernel of `keras_vitx/layers/kernels/` replaced by its plain form
 fit           images per second of `kv.fit`
-float32       a step in float32, with products in TF32 and in full precision
 correctness   each family and precision, logits and gradients, against float64 on the CPU; under
               PyTorch also the number of times that a step waits for the device
 """
@@ -36,7 +35,7 @@ import warnings
 from importlib.metadata import version
 from pathlib import Path
 
-from contenders import TIMM
+from contenders import TIMM, skip_torchvision, torch_steps
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -73,9 +72,6 @@ def cells(options):
             yield {"cell": "step", "model": name, "batch": counts[-1], "without": kernel}
     for name in names[:1]:
         yield {"cell": "fit", "model": name, "batch": 8 if toy else 256}
-    for name in heavy[:1] if toy else heavy:
-        for products in ("tf32", "highest")[: 1 if toy else None]:
-            yield {"cell": "step", "model": name, "batch": counts[-1], "float32": products}
     for name in TOYS if toy else FAMILIES:
         if not chosen or name in chosen:
             yield {"cell": "correctness", "model": name}
@@ -104,7 +100,7 @@ def main() -> None:
         result = results.get(key(cell))
         if result is None:
             result = run(cell, options.output, end - time.monotonic())
-            if cell["cell"] == "step" and "ms" in result and "float32" not in cell:
+            if cell["cell"] == "step" and "ms" in result:
                 result |= fraction_of_bound(cell, result, ceilings)
             record(options.output, cell, result)
         failed += "failed" in result
@@ -351,15 +347,13 @@ def compiled(model, jit_compile="auto"):
     return model
 
 
-def step(model, batch, without=None, float32=None, compile=False, **arguments):
+def step(model, batch, without=None, compile=False, **arguments):
     """Return the time and the peak memory of a training step of a model of ours."""
     import keras
 
     import keras_vitx as kv
 
-    keras.config.set_dtype_policy("float32" if float32 else "mixed_bfloat16")
-    if float32:
-        precision_of_products(float32)
+    keras.config.set_dtype_policy("mixed_bfloat16")
     with plain(without):
         model = compiled(kv.create_model(model, **arguments), compile or "auto")
         data = as_tensors(batch_of(model, batch))
@@ -368,38 +362,14 @@ def step(model, batch, without=None, float32=None, compile=False, **arguments):
     return {"ms": milliseconds, "peak_MB": memory and memory / 1e6, "GMAC": macs / 1e9}
 
 
-def precision_of_products(name):
-    """Let products of float32 run in TF32, or in full precision ("highest")."""
-    if backend() == "jax":
-        import jax
-
-        jax.config.update("jax_default_matmul_precision", {"tf32": "tensorfloat32"}.get(name, name))
-    elif backend() == "torch":
-        import torch
-
-        torch.set_float32_matmul_precision({"tf32": "high"}.get(name, name))
-
-
 def timm(model, batch, compile=False):
     """Return the time and the peak memory of a training step of timm's model under autocast."""
+    skip_torchvision()
     import timm as library
-    import torch
 
-    device = "cuda" if on_gpu() else "cpu"
-    model = library.create_model(TIMM[model], drop_path_rate=0.1).to(device).train()
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-3, weight_decay=0.05)
-    forward = torch.compile(model) if compile else model
-    images = torch.randn(batch, 3, 224, 224, device=device)
-    labels = torch.randint(1000, (batch,), device=device)
-
-    def one():
-        optimizer.zero_grad()
-        with torch.autocast(device, torch.bfloat16):
-            loss = torch.nn.functional.cross_entropy(forward(images), labels)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-
+    task = {"model": model, "mode": "train", "batch": batch, "compile": compile, "clip": True}
+    model = library.create_model(TIMM[model], drop_path_rate=0.1)
+    one = torch_steps(model, {**task, "precision": "mixed_bfloat16"})
     milliseconds, memory = 1000 * seconds(one, 10), peak_memory()
     return {"ms": milliseconds, "peak_MB": memory and memory / 1e6}
 

@@ -74,11 +74,10 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True, help="file of JSON lines, added to")
     parser.add_argument("--models", nargs="*", default=MODELS)
     parser.add_argument("--cells", nargs="+", type=a_cell, default=CELLS)
-    parser.add_argument("--hlo", type=Path, help="directory for the compiled programs")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
-        print(json.dumps(measure(options.models[0], options.cells[0], options.hlo)))
+        print(json.dumps(measure(options.models[0], options.cells[0])))
         return
     import keras_vitx as kv
 
@@ -89,7 +88,6 @@ def main() -> None:
         if (model, cell) in results_of(options.output):
             continue
         one = ["--models", model, "--cells", cell, "--one", "--output", options.output]
-        one += ["--hlo", options.hlo] if options.hlo else []
         done = subprocess.run([sys.executable, __file__, *one], stdout=subprocess.PIPE, text=True)
         if done.returncode:
             failed.append(f"{model} {cell}")
@@ -106,7 +104,7 @@ def results_of(path):
     return {(line["model"], line["cell"]): line for line in map(json.loads, lines)}
 
 
-def measure(name, cell, directory):
+def measure(name, cell):
     """Compile one cell for its device; return what the compiled program says."""
     device, work, precision, batch, how = re.fullmatch(CELL, cell).groups()
     os.environ |= {"KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1"}
@@ -140,8 +138,6 @@ def measure(name, cell, directory):
     memory, text = compiled.memory_analysis(), compiled.as_text()
     result["memory"] = memory.argument_size_in_bytes + memory.temp_size_in_bytes
     result["memory"] += memory.output_size_in_bytes - memory.alias_size_in_bytes  # The new state.
-    if directory:
-        (directory / f"{name}-{cell.replace('/', '-')}.txt").write_text(text)
     return result | described(text)
 
 

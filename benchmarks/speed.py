@@ -12,16 +12,13 @@ its turn as well. Each turn starts with one untimed step, because the previous c
 evicted the caches. Times are medians; speed-ups are medians over the turns. The share of matmul
 rate is a model's MACs per second divided by those of the matrix product. Peers run as their users
 run them and, under PyTorch, once more with the allocator settings of ours ("kept memory"), which
-leaves the ratio of the algorithms. In mixed_bfloat16, they run under
-autocast and as `.bfloat16()`. Where TensorFlow runs, Keras models run once more with XLA. A peer
-that is not installed is skipped with a message.
+leaves the ratio of the algorithms. In mixed_bfloat16, they run under autocast. A peer that
+is not installed is skipped with a message.
 """
 
 import argparse
-import csv
 import json
 import os
-import platform
 import re
 import statistics
 import subprocess
@@ -43,22 +40,12 @@ MODELS = (
 )
 # Baseline for the cost of a modification: the plain network of similar width.
 PEERS = {"timm": "timm", "plain": "plain PyTorch"}
-PLAIN_VIT = {
-    "CaiT_XXS24": "ViT_Ti",
-    "CaiT_S24": "ViT_S",
-    "ConViT_Ti": "ViT_Ti",
-    "ConViT_S": "ViT_S",
-    "DeepViT_S": "ViT_S",
-    "RefinedViT_S": "ViT_S",
-    "CBViT_Ti": "ViT_Ti",
-    "CBViT_S": "ViT_S",
-}
+PLAIN_VIT = {one: "ViT_S" if "_S" in one else "ViT_Ti" for one in MODELS[:8]}
 BACKENDS = ("torch", "jax", "tensorflow")
 MISSING = ("ModuleNotFoundError", "InvalidCxxCompiler", "CppCompileError")
 """Errors of what is not installed. Any other error of a peer ends the benchmark."""
 # Models for which every peer and backend runs; slow ones are skipped for the others.
 FULL = ("CaiT_XXS24", "ViT_Ti")
-QUICK = ("CaiT_XXS24", "ViT_Ti")
 # Settings of docs/speed.md, which the C library reads when a process starts: ours has them.
 KEPT = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}
 # To save time, these run only if named or with `--all`.
@@ -75,20 +62,11 @@ def gmacs(model: str) -> float:
 
 def machine() -> str:
     """Return the processor's name, and which instructions for matrices in half precision it has."""
-    try:
-        facts = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return platform.processor() or platform.machine()
+    facts = Path("/proc/cpuinfo").read_text()
     name = re.search(r"^model name\s*: (.*)$", facts, re.MULTILINE)
     flags = re.search(r"^flags\s*: (.*)$", facts, re.MULTILINE)
     has = {"amx_bf16", "avx512_bf16", "avx512_fp16"} & set(flags[1].split() if flags else ())
-    return f"{name[1] if name else platform.machine()}, {', '.join(sorted(has)) or 'no bfloat16'}"
-
-
-def cores() -> int:
-    """Return the number of cores that this process may use."""
-    allowed = getattr(os, "sched_getaffinity", None)
-    return len(allowed(0)) if allowed else os.cpu_count()
+    return f"{name[1] if name else 'unknown'}, {', '.join(sorted(has)) or 'no bfloat16'}"
 
 
 @dataclass
@@ -100,7 +78,6 @@ class Contender:
     process: subprocess.Popen
     errors: IO[str]
     ready: bool = False
-    first: float = 0.0
     times: list[float] = field(default_factory=list)
     memory: float = 0.0
 
@@ -108,10 +85,8 @@ class Contender:
     def start(cls, who: str, backend: str, of: str, **task) -> "Contender":
         """Start a contender for the benchmark of model `of`."""
         label = {"ours": "keras_vitx"}.get(who, who)
-        if task.get("compile"):
-            label += ", XLA" if backend == "tensorflow" else ", compiled"
+        label += ", compiled" if task.get("compile") else ""
         label += ", remat" if task.get("remat") else ""
-        label += " .bfloat16()" if task.get("pure") else ""
         label += ", kept memory" if task.get("kept") else ""
         label += f" {task['model']}" if task["model"] != of else ""
         # A file, because a pipe might fill up. `stop` closes it.
@@ -152,7 +127,6 @@ class Contender:
                 raise SystemExit(f"{self.label} on {self.backend} failed: {last}")
             print(f"{self.label} on {self.backend} is skipped ({missing}): {last}", file=sys.stderr)
             return False
-        self.first = answer["times"][0]
         return True
 
     def run(self, steps: int) -> None:
@@ -183,23 +157,15 @@ def contenders_of(model: str, mode: str, backends: list[str], full: bool, argume
     if arguments.remat and mode == "train":
         found += [("ours", backend, {"remat": True}) for backend in backends]
     if "torch" in backends:
-        half = arguments.precision == "mixed_bfloat16"
         for who in ("timm",) * (model in TIMM) + ("plain",) * (model in PLAIN):
-            ways = [{}, {"pure": True}] if half else [{}]
-            found += [
-                (who, "torch", {**way, **kept}) for way in ways for kept in ({}, {"kept": True})
-            ]
+            found += [(who, "torch", kept) for kept in ({}, {"kept": True})]
         found += [("timm", "torch", {"compile": True})] if model in TIMM and full else []
     peers = [
         who
         for who, models in (("zeromodels", ZEROMODELS), ("keras_hub", KERAS_HUB))
         if full and model in models
     ]
-    found += [(who, backend, {}) for who in peers for backend in backends]
-    if full and "tensorflow" in backends:
-        # TensorFlow does without XLA on a CPU, unless asked.
-        found += [(who, "tensorflow", {"compile": True}) for who in ("ours", *peers)]
-    return found
+    return found + [(who, backend, {}) for who in peers for backend in backends]
 
 
 def race(model: str, mode: str, batch: int, precision: str, arguments) -> list[dict]:
@@ -224,7 +190,6 @@ def race(model: str, mode: str, batch: int, precision: str, arguments) -> list[d
         contender.stop()
     at_best = side**3 / 1e9 / statistics.median(limit.times)
     ours = {c.backend: c for c in entered if c.label == "keras_vitx"}
-    with_xla = {c.backend: c for c in entered if c.label == "keras_vitx, XLA"}
     plain = {c.backend: c for c in entered if c.label == f"keras_vitx {PLAIN_VIT.get(model)}"}
     rows = []
     for contender in entered:
@@ -233,7 +198,6 @@ def race(model: str, mode: str, batch: int, precision: str, arguments) -> list[d
         images = batch * gmacs(PLAIN_VIT[model] if is_plain else model)
         work = images * (3 if mode == "train" else 1)
         seconds = statistics.median(contender.times)
-        own = ours | with_xla if ", XLA" in contender.label else ours
         price = None
         if contender.label == "keras_vitx" and contender.backend in plain:
             work_ratio = gmacs(model) / gmacs(PLAIN_VIT[model])
@@ -249,10 +213,9 @@ def race(model: str, mode: str, batch: int, precision: str, arguments) -> list[d
                 "images/s": batch / seconds,
                 "spread": (max(contender.times) - min(contender.times)) / seconds,
                 "share": work / seconds / at_best,
-                "speed-up": {} if is_plain else {k: _ratio(contender, c) for k, c in own.items()},
+                "speed-up": {} if is_plain else {k: _ratio(contender, c) for k, c in ours.items()},
                 "price": price,
                 "memory": contender.memory,
-                "first": contender.first,
                 "limit": 2 * at_best,
             }
         )
@@ -270,7 +233,7 @@ def table(rows: list[dict]) -> str:
         (
             *("model", "mode", "implementation", "backend", "images/s", "±"),
             *("share of matmul rate", "speed-up, same backend", "best speed-up"),
-            *("peak MiB", "first step s"),
+            "peak MiB",
         )
     ]
     for row in rows:
@@ -284,7 +247,7 @@ def table(rows: list[dict]) -> str:
                 *(f"{row['images/s']:.1f}", f"{row['spread'] / 2:.0%}", f"{row['share']:.0%}"),
                 "" if own or same is None else f"{same:.2f}",
                 "" if own or best is None else f"{best[1]:.2f} ({best[0]})",
-                *(f"{row['memory']:.0f}", f"{row['first']:.1f}"),
+                f"{row['memory']:.0f}",
             )
         )
     return tables.markdown(cells)
@@ -333,30 +296,6 @@ def write(rows: list[dict]) -> None:
         raise SystemExit(f"{path} has no table with the columns of this run:\n{new}")
 
 
-def plot(rows: list[dict], path: Path) -> None:
-    """Plot the images per second of all contenders, one panel per model and mode."""
-    import matplotlib.pyplot as plt
-
-    panels = list(dict.fromkeys((row["model"], row["mode"]) for row in rows))
-    columns = min(4, len(panels))
-    lines = -(-len(panels) // columns)
-    figure, axes = plt.subplots(
-        lines, columns, figsize=(3.4 * columns, 1.6 * lines), squeeze=False, layout="constrained"
-    )
-    for ax in axes.flat[len(panels) :]:
-        ax.set_visible(False)
-    for ax, panel in zip(axes.flat, panels, strict=False):
-        mine = [row for row in rows if (row["model"], row["mode"]) == panel and row["speed-up"]]
-        mine.reverse()
-        colors = ["C0" if row["who"].startswith("keras_vitx") else "0.7" for row in mine]
-        names = [f"{row['who']} ({row['backend']})" for row in mine]
-        ax.barh(names, [row["images/s"] for row in mine], color=colors)
-        ax.set_title(", ".join(panel), fontsize=9)
-        ax.tick_params(labelsize=7 if len(mine) < 8 else 5)
-        ax.set_xlabel("images/s", fontsize=7)
-    figure.savefig(path, dpi=100)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", nargs="+", choices=MODELS, default=None)
@@ -372,14 +311,12 @@ def main() -> None:
         "--all", action="store_true", help="every model, cost and peer, in training as well"
     )
     parser.add_argument("--write", action="store_true", help="write the table of docs/speed.md")
-    parser.add_argument("--csv", type=Path, help="CSV file for the rows")
-    parser.add_argument("--plot", type=Path, help="image file for the plot")
     arguments = parser.parse_args()
     selected = arguments.models or arguments.modes or arguments.backends or arguments.quick
     if arguments.write and (selected or arguments.precision != "float32" or arguments.batch != 8):
         parser.error("--write replaces whole tables, of every model and mode in float32, batch 8")
     usual = MODELS if arguments.all else [model for model in MODELS if model not in RARE]
-    arguments.models = arguments.models or (QUICK if arguments.quick else usual)
+    arguments.models = arguments.models or (FULL if arguments.quick else usual)
     arguments.modes = arguments.modes or (("predict",) if arguments.quick else ("predict", "train"))
     rows, start = [], time.perf_counter()
     for mode in arguments.modes:
@@ -390,18 +327,12 @@ def main() -> None:
     limit = statistics.median(row["limit"] for row in rows)
     print(
         f"Batch {arguments.batch}, {arguments.precision}. {machine()}. "
-        f"A large matrix product ran at {limit:.0f} GFLOP/s on {cores()} cores.\n"
+        f"A large matrix product ran at {limit:.0f} GFLOP/s "
+        f"on {len(os.sched_getaffinity(0))} cores.\n"
     )
     print(table(rows), summary(rows), costs(rows), sep="\n\n")
     if arguments.write:
         write(rows)
-    if arguments.csv:
-        with arguments.csv.open("w", newline="") as file:
-            writer = csv.DictWriter(file, rows[0])
-            writer.writeheader()
-            writer.writerows(rows)
-    if arguments.plot:
-        plot(rows, arguments.plot)
 
 
 if __name__ == "__main__":

@@ -27,8 +27,6 @@ def run(monkeypatch):
 
 @pytest.mark.skipif(BACKEND != "torch", reason="run once, where it starts fastest")
 def test_every_measurement_of_an_accelerator(tmp_path, run, monkeypatch):
-    import torch
-
     monkeypatch.delenv("PYTHONPATH")  # A process of a measurement finds the package without it.
     output = tmp_path / "results.jsonl"
     words = (accelerator, output, "--toy", "--models", "RefinedViT_Mini")
@@ -37,7 +35,6 @@ def test_every_measurement_of_an_accelerator(tmp_path, run, monkeypatch):
     # The first was measured in a process of its own; a process for each of the others takes longer.
     monkeypatch.setattr(accelerator, "run", measured_here)
     run(*words)
-    torch.set_float32_matmul_precision("highest")
     rows = list(map(json.loads, output.read_text().splitlines()))
     found = [row["cell"]["cell"] for row in rows]
     assert found.count("machine") == 2 and found[0] == "machine"
