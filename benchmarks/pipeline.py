@@ -56,20 +56,10 @@ def write_files(directory: Path, count: int) -> None:
 
 
 def our_batches(directory: Path, size: int, batch_size: int, name: str, workers=0, pixels=False):
-    spec = SimpleNamespace(
-        input_shape=(None, size, size, 3),
-        output_shape=(None, 2),
-        preprocessing=IMAGENET_DEFAULT,
-    )
-    return kv.data.pipelines(
-        directory,
-        spec,
-        batch_size,
-        validation_split=0,
-        workers=workers,
-        pixels=pixels,
-        **RECIPES[name],
-    ).train
+    shapes = {"input_shape": (None, size, size, 3), "output_shape": (None, 2)}
+    spec = SimpleNamespace(**shapes, preprocessing=IMAGENET_DEFAULT)
+    settings = {"validation_split": 0, "workers": workers, "pixels": pixels}
+    return kv.data.pipelines(directory, spec, batch_size, **settings, **RECIPES[name]).train
 
 
 def timm_loader(directory: Path, size: int, batch_size: int, name: str, workers: int = 0):

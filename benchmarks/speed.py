@@ -91,22 +91,12 @@ class Contender:
         label += f" {task['model']}" if task["model"] != of else ""
         # A file, because a pipe might fill up. `stop` closes it.
         errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
+        program, pipe = Path(__file__).with_name("contenders.py"), subprocess.PIPE
+        words = [sys.executable, program, json.dumps({"who": who, **task})]
+        env = {**os.environ, "KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3"}
+        env |= KEPT if task.get("kept") or who == "ours" else {}
         process = subprocess.Popen(
-            [
-                sys.executable,
-                Path(__file__).with_name("contenders.py"),
-                json.dumps({"who": who, **task}),
-            ],
-            env={
-                **os.environ,
-                **(KEPT if task.get("kept") or who == "ours" else {}),
-                "KERAS_BACKEND": backend,
-                "TF_CPP_MIN_LOG_LEVEL": "3",
-            },
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
+            words, env=env, stdin=pipe, stdout=pipe, stderr=errors, text=True
         )
         return cls(label, backend, process, errors)
 
@@ -160,11 +150,8 @@ def contenders_of(model: str, mode: str, backends: list[str], full: bool, argume
         for who in ("timm",) * (model in TIMM) + ("plain",) * (model in PLAIN):
             found += [(who, "torch", kept) for kept in ({}, {"kept": True})]
         found += [("timm", "torch", {"compile": True})] if model in TIMM and full else []
-    peers = [
-        who
-        for who, models in (("zeromodels", ZEROMODELS), ("keras_hub", KERAS_HUB))
-        if full and model in models
-    ]
+    peers = {"zeromodels": ZEROMODELS, "keras_hub": KERAS_HUB} if full else {}
+    peers = [who for who, models in peers.items() if model in models]
     return found + [(who, backend, {}) for who in peers for backend in backends]
 
 
@@ -204,10 +191,7 @@ def race(model: str, mode: str, batch: int, precision: str, arguments) -> list[d
             price = work_ratio * _ratio(plain[contender.backend], contender)
         rows.append(
             {
-                "model": model,
-                "mode": mode,
-                "batch": batch,
-                "precision": precision,
+                **task,
                 "who": contender.label,
                 "backend": contender.backend,
                 "images/s": batch / seconds,
@@ -229,13 +213,9 @@ def _ratio(peer: Contender, own: Contender) -> float:
 
 def table(rows: list[dict]) -> str:
     """Return the rows as a Markdown table."""
-    cells = [
-        (
-            *("model", "mode", "implementation", "backend", "images/s", "±"),
-            *("share of matmul rate", "speed-up, same backend", "best speed-up"),
-            "peak MiB",
-        )
-    ]
+    titles = ("model", "mode", "implementation", "backend", "images/s", "±")
+    titles += ("share of matmul rate", "speed-up, same backend", "best speed-up", "peak MiB")
+    cells = [titles]
     for row in rows:
         own = row["who"].startswith("keras_vitx")
         ratios = row["speed-up"]

@@ -245,31 +245,15 @@ def row_of(tag, constructor, arguments, pool, known):
         arguments |= {"pooling": pooling} if pooling else {}
     elif pool == "avg" and not arguments.get("mean_pooling", constructor not in FAMILIES):
         arguments["pooling"] = "avg"
-    datasets = {
-        1000: "imagenet",
-        21843: "imagenet-21k",
-        21841: "imagenet-21k",
-        11221: "imagenet-21k",
-        11821: "imagenet-12k",
-    }
+    datasets = {1000: "imagenet", 11821: "imagenet-12k"}
+    datasets |= dict.fromkeys((21843, 21841, 11221), "imagenet-21k")
     dataset = old.dataset if old else datasets.get(config.num_classes, tag.partition(".")[2])
     license = old.license if old else config.license or ""
     top = [old.top1, old.top5, old.top1_real, old.top1_v2] if old and old.top1 else []
     mean, std = (json.dumps(list(values)) for values in (config.mean, config.std))
-    return [
-        tag,
-        constructor,
-        json.dumps(arguments),
-        config.input_size[-1],
-        config.num_classes,
-        dataset,
-        mean,
-        std,
-        config.crop_pct,
-        config.interpolation,
-        license,
-        *top,
-    ]
+    images = config.input_size[-1], config.num_classes, dataset
+    pixels = mean, std, config.crop_pct, config.interpolation
+    return [tag, constructor, json.dumps(arguments), *images, *pixels, license, *top]
 
 
 def randomized(network):
