@@ -32,7 +32,7 @@ WRITTEN = {
     "docs/accelerators.md": "python benchmarks/accelerator.py, compile_ahead.py",
     "docs/export.md": "python benchmarks/export.py",
     "docs/real-network.md": "a program of a commit, which the page names",
-    "docs/speed.md": "python benchmarks/speed.py --write",
+    "docs/speed.md": "python benchmarks/speed.py --write, first_step.py",
 }
 CHECKPOINTS = {one.name: one for one in checkpoints_of(None)}
 
