@@ -101,17 +101,14 @@ def plot(results: dict[tuple, dict[str, list[dict]]], path: Path) -> None:
     import matplotlib.pyplot as plt
 
     figure, ax = plt.subplots(layout="constrained")
-    place, titles, labels, texts, end = 0, set(), {}, {}, 1
+    place, titles, labels, texts, end = 0, [], {}, {}, 1
     for name in (name for name in FIGURES if "processor" not in name):
         what, _, unit = name.rpartition(", ")
         for (backend, model), entered in results.items():
-            if name not in entered["this"][0]:
-                continue
-            if (title := f"{what}, {TITLES[backend]}") not in titles:
-                titles.add(title)
-                place += 1.4
-                ax.text(0.01, place + 0.05, title, va="center", fontsize=9, weight="bold")
-            for who in [who for who in entered if who != "this"]:
+            for who in [who for who in entered if who != "this" and name in entered[who][0]]:
+                if (title := f"{what}, {TITLES[backend]}") not in titles:
+                    titles, place = [*titles, title], place + 1.4
+                    ax.text(0.01, place + 0.05, title, va="center", fontsize=9, weight="bold")
                 ratio, low, high, new, old = compare(entered["this"], entered[who], name)
                 place, end = place + 1, max(end, high)
                 labels[place] = model + f", {who}" * (len(entered) > 2)
@@ -125,8 +122,7 @@ def plot(results: dict[tuple, dict[str, list[dict]]], path: Path) -> None:
     ax.tick_params(axis="y", length=0)
     ax.set_xticks([tick / 5 for tick in range(int(5 * end) + 1)])
     ax.set(ylim=(place + 0.7, 0.7), xlim=(0, 1.7 * end))
-    what = "time or memory, this / other (less is better); thin lines: least to most of the turns"
-    ax.set_xlabel(what)
+    ax.set_xlabel("time or memory, this / other (less is better); thin lines: range of the turns")
     ax.spines[["top", "right"]].set_visible(False)
     figure.set_size_inches(7, 0.7 + 0.2 * place)
     figure.savefig(path, dpi=100)
@@ -139,9 +135,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=8, help="images per step")
     parser.add_argument("--steps", type=int, default=3, help="steps after the first")
     parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument(
-        "--beside", type=lambda text: Path(text).resolve(), help="another checkout of this package"
-    )
+    parser.add_argument("--beside", type=Path, help="another checkout of this package")
     parser.add_argument("--flags", help="XLA_FLAGS of one more contender, under JAX")
     parser.add_argument("--plot", type=Path, help="image file for the ratios")
     parser.add_argument("--one", type=json.loads, help=argparse.SUPPRESS)
@@ -151,7 +145,7 @@ def main() -> None:
     if options.plot and not (options.beside or options.flags):
         parser.error("--plot shows ratios: it needs --beside or --flags")
     who = {"this": (ROOT, "")}
-    who |= {options.beside.name: (options.beside, "")} if options.beside else {}
+    who |= {options.beside.name: (options.beside.resolve(), "")} if options.beside else {}
     results = {}
     for backend in options.backends:
         flags = {"flags": (ROOT, options.flags)} if options.flags and backend == "jax" else {}
@@ -159,8 +153,7 @@ def main() -> None:
             found = results[backend, model] = {one: [] for one in who | flags}
             for turn in range(options.turns):
                 for one, contender in (who | flags).items():
-                    task = model, options.batch, options.steps
-                    found[one].append(run(backend, *contender, *task))
+                    found[one].append(run(backend, *contender, model, options.batch, options.steps))
                     print(f"{backend}, {model}, turn {turn + 1}, {one}", file=sys.stderr)
     print(table(results))
     if options.plot:

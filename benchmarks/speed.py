@@ -38,8 +38,8 @@ MODELS = (
     *("CaiT_XXS24", "CaiT_S24", "ConViT_Ti", "ConViT_S", "DeepViT_S", "RefinedViT_S"),
     *("CBViT_Ti", "CBViT_S", "ViT_Ti", "ViT_S", "RoPEViT_S", "DINOv3_S"),
 )
-# Baseline for the cost of a modification: the plain network of similar width.
 PEERS = {"timm": "timm", "plain": "plain PyTorch"}
+# Baseline for the cost of a modification: the plain network of similar width.
 PLAIN_VIT = {one: "ViT_S" if "_S" in one else "ViT_Ti" for one in MODELS[:8]}
 BACKENDS = ("torch", "jax", "tensorflow")
 MISSING = ("ModuleNotFoundError", "InvalidCxxCompiler", "CppCompileError")
@@ -287,9 +287,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=3, help="timed steps per turn")
     parser.add_argument("--remat", action="store_true", help="also train our models with remat")
     parser.add_argument("--quick", action="store_true", help="a few rows, as a smoke test")
-    parser.add_argument(
-        "--all", action="store_true", help="every model, cost and peer, in training as well"
-    )
+    parser.add_argument("--all", action="store_true", help="all models, costs and peers")
     parser.add_argument("--write", action="store_true", help="write the table of docs/speed.md")
     arguments = parser.parse_args()
     selected = arguments.models or arguments.modes or arguments.backends or arguments.quick
