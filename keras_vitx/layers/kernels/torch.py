@@ -66,13 +66,10 @@ def is_direct(layer, x, dtype):
         and remat_mode(layer) is None
         and dtype is not None
         and not [y for y in inputs if not isinstance(y, torch.Tensor) or y.dtype is not expected]
-        and not has_hooks(layer)
+        # Hooks, of all modules or its own, run only in `__call__`.
+        and not any(HOOKS_OF_ALL)
+        and not any(map(vars(layer).get, HOOKS))
     )
-
-
-def has_hooks(layer):
-    """Return whether a layer, or all modules, have hooks, which run only in `__call__`."""
-    return any(HOOKS_OF_ALL) or any(map(vars(layer).get, HOOKS))
 
 
 def dense(layer, x, training=False):
@@ -102,45 +99,37 @@ def batch_norm(layer, x, training=False):
         return layer.call(x, training=training)
     x = x.movedim(layer.axis, 1)
     dtype = torch.promote_types(x.dtype, torch.float32)
-    gamma, beta, moving_mean, moving_variance = (
+    gamma, beta, mean, variance = (
         _value(each, dtype)
         for each in (layer.gamma, layer.beta, layer.moving_mean, layer.moving_variance)
     )
-    if not learns:
-        y = functional.batch_norm(
-            x, moving_mean, moving_variance, gamma, beta, False, 0, layer.epsilon
-        )
-        return y.movedim(1, layer.axis)
-    mean, variance = x.new_zeros(2, x.shape[1], dtype=dtype)
+    if learns:
+        mean, variance = x.new_zeros(2, x.shape[1], dtype=dtype)
     # PyTorch's momentum is the weight of the new value: with 1, `mean` and `variance` become the
     # statistics of this batch.
-    y = functional.batch_norm(x, mean, variance, gamma, beta, True, 1.0, layer.epsilon)
-    # PyTorch keeps the unbiased variance, Keras the biased one.
-    count = x.numel() / x.shape[1]
-    variance = variance * ((count - 1) / count)
-    for moving, new in ((layer.moving_mean, mean), (layer.moving_variance, variance)):
-        # The product of a Keras variable and a number would copy the number to the device.
-        moving.assign(torch.lerp(new.to(moving.value.dtype), moving.value, layer.momentum))
+    y = functional.batch_norm(x, mean, variance, gamma, beta, learns, 1.0, layer.epsilon)
+    if learns:
+        # PyTorch keeps the unbiased variance, Keras the biased one.
+        count = x.numel() / x.shape[1]
+        variance = variance * ((count - 1) / count)
+        for moving, new in ((layer.moving_mean, mean), (layer.moving_variance, variance)):
+            # The product of a Keras variable and a number would copy the number to the device.
+            moving.assign(torch.lerp(new.to(moving.value.dtype), moving.value, layer.momentum))
     return y.movedim(1, layer.axis)
 
 
 def convolution(layer, x):
     """Convolve images as they are; Keras copies them to channels first and back. All devices."""
-    is_even = layer.padding == "valid" or (
-        layer.padding == "same"
-        and set(layer.strides) == {1}
-        and all(n % 2 for n in layer.kernel_size)
-    )
-    is_linear = layer.activation in (None, keras.activations.linear)
-    is_simple = layer.groups == 1 and set(layer.dilation_rate) == {1} and is_linear
-    if not is_even or not is_simple or layer.data_format != "channels_last" or is_traced(x):
+    # PyTorch pads for "same" only without strides.
+    has_padding = layer.padding == "valid" or set(layer.strides) == {1}
+    if not has_padding or layer.data_format != "channels_last" or is_traced(x):
         return layer.call(x)
-    padding = [n // 2 if layer.padding == "same" else 0 for n in layer.kernel_size]
     kernel = _value(layer.kernel, x.dtype).permute(3, 2, 0, 1)
     kernel = kernel.contiguous(memory_format=torch.channels_last)
-    x = x.permute(0, 3, 1, 2)
-    y = functional.conv2d(x, kernel, _value(layer.bias, x.dtype), layer.strides, padding)
-    return y.permute(0, 2, 3, 1)
+    form = layer.strides, layer.padding, layer.dilation_rate, layer.groups
+    y = functional.conv2d(x.permute(0, 3, 1, 2), kernel, _value(layer.bias, x.dtype), *form)
+    y = y.permute(0, 2, 3, 1)
+    return y if layer.activation is None else layer.activation(y)
 
 
 LAYERS = {
