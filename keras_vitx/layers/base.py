@@ -70,16 +70,13 @@ class Layer(AfterBuild, keras.layers.Layer):
         given = {name: serialize(getattr(self, name)) for name in arguments(type(self))}
         frozen = frozen_layers(self) if self.built else self.frozen
         quantized = quantized_layers(self) if self.built else self.quantized
-        quantized = {path: serialize(how) for path, how in quantized.items()}
-        optional = {"frozen": frozen, "quantized": quantized}
+        optional = {"frozen": frozen, "quantized": serialize(quantized)}
         return super().get_config() | given | {name: x for name, x in optional.items() if x}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "Layer":
         """Make the layer that `config` describes."""
-        given = {
-            name: keras.saving.deserialize_keras_object(value) for name, value in config.items()
-        }
+        given = keras.saving.deserialize_keras_object(config)
         frozen, quantized = given.pop("frozen", {}), given.pop("quantized", {})
         layer = cls(**given)
         layer.frozen, layer.quantized = frozen, quantized
@@ -135,10 +132,9 @@ def frozen_layers(layer: keras.layers.Layer) -> dict[str, bool]:
 
     The result has `trainable` by path, such as `"attn/qkv"`, outer layers first.
     """
-    inner = _inner_layers(layer)
     return {
         path: child.trainable
-        for path, (child, owner) in inner.items()
+        for path, (child, owner) in _inner_layers(layer).items()
         if child.trainable != owner and child.weights
     }
 

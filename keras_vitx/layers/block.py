@@ -109,8 +109,7 @@ class Block(Layer):
                 layer.build(input_shape)
 
     def call(self, x, training=False, attention_mask=None):
-        mask = {"attention_mask": attention_mask}
-        y = self.branch(self.attention, self.norm1, x, training, **mask)
+        y = self.branch(self.attention, self.norm1, x, training, attention_mask=attention_mask)
         x = x + self.run_all([self.ls1, self.drop_path1], y, training)
         y = self.branch(self.mlp, self.norm2, x, training)
         return x + self.run_all([self.ls2, self.drop_path2], y, training)

@@ -82,8 +82,8 @@ class ClassBlock(Block):
 
     def call(self, x, training=False, attention_mask=None):
         count = self.attention.num_class_tokens
-        mask = {"attention_mask": attention_mask}
-        y = self.run(self.attention, self.run(self.norm1, x), training, **mask)
+        y = self.run(self.norm1, x)
+        y = self.run(self.attention, y, training, attention_mask=attention_mask)
         z = x[:, :count] + self.run_all([self.ls1, self.drop_path1], y, training)
         y = self.run(self.mlp, self.run(self.norm2, z), training)
         z = z + self.run_all([self.ls2, self.drop_path2], y, training)

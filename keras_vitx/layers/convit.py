@@ -110,17 +110,15 @@ class PositionalAttention(Attention):
     def positions(self):
         r"""Return the positional logits, `(heads, rows, rows)` and `(heads, columns, columns)`.
 
-        As $|\delta|^2$ is a sum over the axes, so are the logits of a pair of patches.
+        As $|\delta|^2$ is a sum over the axes, so are the logits of a pair of patches: $r$ is
+        (0, y, y²) between rows plus (x, 0, x²) between columns.
         """
-        offsets = (ops.cast(offset, self.compute_dtype) for offset in self.offsets())
-        return [ops.transpose(self.run(self.pos_proj, offset), (2, 0, 1)) for offset in offsets]
-
-    def offsets(self):
-        """Return $r$ between all rows, (0, y, y²), and between all columns, (x, 0, x²)."""
         # In float32, because TensorFlow has no range in half precision.
         y, x = (ops.arange(side, dtype="float32") for side in (self.rows, self.columns))
         y, x = y - y[:, None], x - x[:, None]
-        return ops.stack([0 * y, y, y**2], axis=-1), ops.stack([x, 0 * x, x**2], axis=-1)
+        pairs = [0 * y, y, y**2], [x, 0 * x, x**2]
+        offsets = (ops.cast(ops.stack(pair, axis=-1), self.compute_dtype) for pair in pairs)
+        return [ops.transpose(self.run(self.pos_proj, offset), (2, 0, 1)) for offset in offsets]
 
     def over_pairs(self, by_row, by_column, combine):
         """Combine values per pair of rows and of columns to `(heads, patches, patches)`."""

@@ -8,11 +8,11 @@ class MultiHead(Layer):
     """Several classifiers of one image.
 
     It returns the combined logits; with `by_head=True`, those of each classifier, by name, for the
-    training loss. A subclass defines `logits_by_head(x)`, `combine(logits)`, `loss_weights`, and
-    `names`, as in the checkpoints, of which the first is `"head"`, the class token's.
+    training loss. A subclass defines `combine(logits)`, `loss_weights`, and the `tokens` that each
+    classifier reads, by its name in the checkpoints; the first is `"head"`, the class token's.
     """
 
-    names: tuple[str, ...] = ()
+    tokens: dict[str, int | slice] = {}
     loss_weights: dict[str, float] = {}
 
     def __init__(self, classes: int, initialization: str = "normal", **kwargs):
@@ -21,11 +21,12 @@ class MultiHead(Layer):
         self.initialization = initialization
 
     def build(self, input_shape):
-        for name in self.names:
+        for name in self.tokens:
             setattr(self, name, self.dense(self.classes, name, (None, input_shape[-1])))
 
     def call(self, x, by_head=False):
-        logits = self.logits_by_head(x)
+        read = {name: x[:, tokens] for name, tokens in self.tokens.items()}
+        logits = {name: self.run(getattr(self, name), part) for name, part in read.items()}
         return logits if by_head else self.combine(logits)
 
 
@@ -46,14 +47,8 @@ class DistilledHead(MultiHead):
         initialization: Initial weights, as in `keras_vitx.layers.initializers`.
     """
 
-    names = ("head", "head_dist")
+    tokens = {"head": 0, "head_dist": 1}
     loss_weights = {"head": 0.5, "head_dist": 0.5}
-
-    def logits_by_head(self, x):
-        return {
-            "head": self.run(self.head, x[:, 0]),
-            "head_dist": self.run(self.head_dist, x[:, 1]),
-        }
 
     def combine(self, logits):
         return (logits["head"] + logits["head_dist"]) / 2
@@ -77,11 +72,8 @@ class DenseHead(MultiHead):
         classes, initialization: As in `DistilledHead`.
     """
 
-    names = ("head", "aux_head")
+    tokens = {"head": 0, "aux_head": slice(1, None)}
     loss_weights = {"head": 1.0, "aux_head": 0.5}
-
-    def logits_by_head(self, x):
-        return {"head": self.run(self.head, x[:, 0]), "aux_head": self.run(self.aux_head, x[:, 1:])}
 
     def combine(self, logits):
         return logits["head"] + ops.max(logits["aux_head"], axis=1) / 2

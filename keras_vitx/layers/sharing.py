@@ -41,14 +41,6 @@ class SharingAttention(Attention):
         if self.reads_maps:
             query, key, value = self.with_shared(query, key, value, shared)
         mask = as_mask(attention_mask, value)
-        y, maps = self.attend_with(shared, query, key, value, training, mask)
-        y = self.project(self.gated(y, x, training), training)
-        if return_shared:
-            return y, maps, self.shared_of(maps, value, shared)
-        return (y, maps) if return_attention_scores else y
-
-    def attend_with(self, shared, query, key, value, training=False, mask=None):
-        """Return `attend(query, key, value)`, with maps, in view of what was passed on."""
 
         def maps_of_some(value, shared, query, key, mask):
             return self.maps_with(shared, query, key, training, mask)
@@ -56,7 +48,11 @@ class SharingAttention(Attention):
         inputs = value, shared, query, key, mask
         whole = training or is_recording()
         maps = maps_of_some(*inputs) if whole else ops.by_images(maps_of_some, *inputs)
-        return self.aggregate(maps, value, training), maps
+        y = self.aggregate(maps, value, training)
+        y = self.project(self.gated(y, x, training), training)
+        if return_shared:
+            return y, maps, self.shared_of(maps, value, shared)
+        return (y, maps) if return_attention_scores else y
 
     def with_shared(self, query, key, value, shared):
         """Return queries, keys and values in view of what the block before passed on."""

@@ -393,7 +393,7 @@ class Chain(MultiHeadTraining, ImageModel):
     def heads(self) -> tuple[str, ...]:
         """Names of the classifiers of a head that combines several; empty for another."""
         head = self.logit_layers[-1]
-        return head.names if isinstance(head, MultiHead) else ()
+        return tuple(head.tokens) if isinstance(head, MultiHead) else ()
 
     def get_compile_config(self) -> dict[str, Any]:
         """Return the compile config, in a form that every backend can read."""
