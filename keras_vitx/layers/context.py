@@ -52,9 +52,6 @@ class ContextBroadcasting(Layer):
             start = start_from(self.scale)
             self.scaling = self.add_weight((input_shape[-1],), start, name="scaling")
 
-    def compute_output_shape(self, input_shape):
-        return input_shape
-
     def call(self, x):
         if self.context == "class_product":
             return ops.concatenate([x[:, :1], x[:, 1:] * x[:, :1]], axis=1)

@@ -16,10 +16,9 @@ class ConvolutionalStart(keras.initializers.Initializer):
     r"""Initial positional weights: each head attends one offset of a $k \times k$ convolution.
 
     ConViT, Section 2, Equation 5. With $k = \lfloor\sqrt{\text{num heads}}\rfloor$ and the center
-    $c = (k - 1) / 2$ for even $k$, $\lfloor k / 2 \rfloor$ for odd $k$, head $h_1 + k h_2$ has the
-    weights $\alpha\,(2 (h_2 - c),\ 2 (h_1 - c),\ -1)$ for (x, y, squared distance), in the order of
-    the public checkpoints. Heads beyond $k^2$ start at random, scaled by $\alpha$, the
-    `locality_strength`.
+    $c = (k - 1) / 2$, head $h_1 + k h_2$ has the weights
+    $\alpha\,(2 (h_2 - c),\ 2 (h_1 - c),\ -1)$ for (x, y, squared distance), in the order of the
+    public checkpoints. Heads beyond $k^2$ start at random, scaled by $\alpha$, `locality_strength`.
     """
 
     def __init__(self, locality_strength: float):
@@ -31,8 +30,7 @@ class ConvolutionalStart(keras.initializers.Initializer):
     def __call__(self, shape, dtype=None):
         heads = shape[1]
         side = isqrt(heads)
-        center = (side - 1) / 2 if side % 2 == 0 else side // 2
-        offsets = 2 * (ops.arange(side, dtype="float32") - center)
+        offsets = 2 * ops.arange(side, dtype="float32") - (side - 1)
         x, y = offsets[:, None] + 0 * offsets, offsets + 0 * offsets[:, None]
         kernel = ops.cast(ops.reshape(ops.stack([x, y, 0 * x - 1]), (3, side**2)), dtype)
         if heads > side**2:

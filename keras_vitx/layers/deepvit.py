@@ -32,9 +32,7 @@ class ReAttention(MapLayer):
 
     def build(self, input_shape):
         heads, dtype = input_shape[1], self.dtype_policy
-        self.reatten_matrix = convolution_1x1(
-            heads, heads, True, dtype=dtype, name="reatten_matrix"
-        )
+        self.reatten_matrix = convolution_1x1(heads, heads, True, dtype, "reatten_matrix")
         self.var_norm = MapNormalization(dtype=dtype, name="var_norm") if self.normalize else None
         build_all(filter(None, [self.reatten_matrix, self.var_norm]), input_shape)
 

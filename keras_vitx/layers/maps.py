@@ -1,7 +1,5 @@
 """Layers over attention maps `(batch, heads, queries, keys)`."""
 
-from typing import Any
-
 import keras
 
 from keras_vitx.layers import ops
@@ -77,10 +75,12 @@ class HeadMixing(MapLayer):
         return ops.mix_heads(self.kernel, maps, self.bias)
 
 
-def convolution_1x1(heads: int, heads_out: int, use_bias: bool, **kwargs: Any) -> HeadMixing:
+def convolution_1x1(
+    heads: int, heads_out: int, use_bias: bool, dtype: keras.DTypePolicy, name: str
+) -> HeadMixing:
     """Return a `HeadMixing` that starts like the released 1 x 1 convolutions over `heads` maps."""
     start = uniform(heads)
-    return HeadMixing(use_bias, heads_out, start, start, **kwargs)
+    return HeadMixing(use_bias, heads_out, start, start, dtype=dtype, name=name)
 
 
 def MapNormalization(**kwargs) -> keras.layers.BatchNormalization:

@@ -112,15 +112,19 @@ class ImagePreprocessing(Layer):
 
     def call(self, images):
         sides = ops.shape(images)[1:3]
-        is_known = self.image_size == self.size or all(isinstance(side, int) for side in sides)
+        are_numbers = all(isinstance(side, int) for side in sides)
+        is_known = self.image_size == self.size or are_numbers
         if self.crop_ratio == 1 and is_known and _are_equal(sides, self.size):
             return self._normalized(ops.cast(images, "float32"))
-        rows, columns = self._matrices_for(*sides)
-        for axis, (first, matrix) in ((1, rows), (2, columns)):
-            if first is not None:
-                before = (slice(None),) * axis
-                images = images[(*before, slice(first, first + ops.shape(matrix)[2]))]
-        rows, columns = (ops.cast(matrix, "float32") for _, matrix in (rows, columns))
+        if are_numbers and sides != self.image_size:
+            matrices = self._matrices(np, *sides)
+        elif None not in self.image_size and _are_equal(sides, self.image_size):
+            matrices = self.constants
+        else:  # Tensors under TensorFlow, symbols under PyTorch.
+            matrices = self._matrices(ops, *sides)
+        (rows_seen, rows), (columns_seen, columns) = matrices
+        images = images[:, rows_seen, columns_seen]
+        rows, columns = (ops.cast(matrix, "float32") for matrix in (rows, columns))
         x = ops.cast(images, "float32")
         if "float" in keras.backend.standardize_dtype(images.dtype):
             x = ops.clip(ops.round(x), 0, 255)
@@ -131,15 +135,6 @@ class ImagePreprocessing(Layer):
     def _normalized(self, x):
         mean, std = (ops.convert_to_tensor(values, "float32") for values in (self.mean, self.std))
         return (x / 255.0 - mean) / std
-
-    def _matrices_for(self, *sides):
-        """Return `_matrices` for images of these sides, which a traced graph may not know."""
-        if all(isinstance(side, int) for side in sides) and sides != self.image_size:
-            return self._matrices(np, *sides)
-        if None not in self.image_size and _are_equal(sides, self.image_size):
-            return self.constants
-        # Tensors under TensorFlow, symbols under PyTorch.
-        return self._matrices(ops, *sides)
 
     def _matrices(self, xp, *sides):
         """Return `_weights` of the height and of the width, by NumPy or as `keras.ops`."""
@@ -164,7 +159,7 @@ def _are_equal(sides, others):
 
 
 def _weights(xp, side, pixels, count, scaled, target, kernel):
-    """Return the first pixel seen, or None, and the weights `(2, target, pixels seen)` of one axis.
+    """Return the slice of the pixels seen, and their weights `(2, target, pixels)`, of one axis.
 
     `count` is `side` in float64. Pillow's weights, integers over 2^22, are split into a coarse part
     over 2^11 and the rest, because float32, and even TF32, holds the products of each part exactly.
@@ -176,20 +171,20 @@ def _weights(xp, side, pixels, count, scaled, target, kernel):
     step = count / scaled
     width = xp.where(step > 1, step, 1.0)
     centers = (positions + 0.5) * step
-    first = None
+    seen = slice(None)
     if xp is np or xp.is_tensor(side):
         # Not resized where it will be cropped. (PyTorch's symbols do not slice.)
         ends = centers[0] - REACH * width, centers[-1] + REACH * width + 1
         ends = (xp.floor(xp.clip(end, 0, count)) for end in ends)
-        first, last = (int(end) if xp is np else xp.cast(end, "int32") for end in ends)
-        pixels = pixels[first:last]
+        seen = slice(*(int(end) if xp is np else xp.cast(end, "int32") for end in ends))
+        pixels = pixels[seen]
     weights = kernel(xp, xp.abs(pixels - centers[:, None]) / width)
     inside = ((positions >= 0) & (positions < scaled))[:, None]
     total = xp.where(inside, xp.sum(weights, axis=1, keepdims=True), 1.0)
     weights = xp.round(xp.where(inside, weights / total, 0.0) * 4.0**HALF_BITS)
     coarse = xp.round(weights / 2.0**HALF_BITS)
     # Divided here, so that sums of pixels stay in float16's range, whose largest number is 65504.
-    return first, xp.stack([coarse, weights - coarse * 2.0**HALF_BITS]) / 2.0**HALF_BITS
+    return seen, xp.stack([coarse, weights - coarse * 2.0**HALF_BITS]) / 2.0**HALF_BITS
 
 
 def _to_levels(sums):

@@ -114,10 +114,10 @@ class Refinement(MapLayer):
     def build(self, input_shape):
         heads, dtype = input_shape[1], self.dtype_policy
         wide = self.expansion * heads
-        self.expand = convolution_1x1(heads, wide, False, dtype=dtype, name="expand")
+        self.expand = convolution_1x1(heads, wide, False, dtype, "expand")
         shape = build_all([self.expand, self.local], input_shape)
         if self.reduction:
-            self.reduce = convolution_1x1(wide, heads, False, dtype=dtype, name="reduce")
+            self.reduce = convolution_1x1(wide, heads, False, dtype, "reduce")
             self.reduce.build(shape)
 
     def call(self, maps):
@@ -155,8 +155,8 @@ class ResidualRefinement(MapLayer):
     def build(self, input_shape):
         heads, dtype = input_shape[1], self.dtype_policy
         wide = self.expansion * heads
-        self.conv_exp = convolution_1x1(heads, wide, False, dtype=dtype, name="conv_exp")
-        self.conv_pro = convolution_1x1(wide, heads, False, dtype=dtype, name="conv_pro")
+        self.conv_exp = convolution_1x1(heads, wide, False, dtype, "conv_exp")
+        self.conv_pro = convolution_1x1(wide, heads, False, dtype, "conv_pro")
         layers = [self.conv_exp, self.bn1, self.depth_sep_conv, self.bn2, self.conv_pro, self.bn3]
         build_all([*layers, self.adapt_bn], input_shape)
 

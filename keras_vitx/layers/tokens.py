@@ -46,9 +46,7 @@ class PatchEmbedding(Layer):
     def build(self, input_shape):
         self.new_grid = patch_grid(input_shape[1:], self.patch_size, self.stride)
         form = {"strides": self.stride or self.patch_size, "use_bias": self.use_bias}
-        self.proj = _convolution(
-            self, "proj", self.dim, input_shape, self.patch_size, self.initialization, **form
-        )
+        self.proj = _convolution(self, "proj", self.dim, input_shape, self.patch_size, **form)
 
     def call(self, images):
         return _flatten(self.run(self.proj, images))
@@ -69,6 +67,8 @@ class ConvStem(Layer):
         channels: Channels of each convolution.
         patch_size: Side of a patch in pixels of the image, even. It divides the image's sides.
     """
+
+    initialization = "uniform"
 
     def __init__(
         self, dim: int, channels: Sequence[int] = (64, 64), patch_size: int = 16, **kwargs
@@ -302,9 +302,9 @@ class AttentionPooling(Attention):
         return (y + self.run_all([self.norm, self.mlp], y, training))[:, 0]
 
 
-def _convolution(parent, name, filters, input_shape, side, initialization="uniform", **arguments):
+def _convolution(parent, name, filters, input_shape, side, **arguments):
     """Return a built square `Conv2D`, a child of `parent`."""
-    starts = initializers(initialization, side * side * input_shape[-1])
+    starts = initializers(parent.initialization, side * side * input_shape[-1])
     form = {"data_format": "channels_last", "dtype": parent.dtype_policy, "name": name}
     layer = keras.layers.Conv2D(filters, side, **starts, **form, **arguments)
     layer.build(input_shape)
