@@ -116,13 +116,10 @@ class Layer(AfterBuild, keras.layers.Layer):
         self, units: int, name: str, input_shape: tuple, use_bias: bool = True, **arguments: Any
     ) -> keras.layers.Dense:
         """Return a built child `Dense` with this layer's precision and initialization."""
-        arguments = {
-            **initializers(self.initialization, input_shape[-1]),
-            # A child without a dtype policy would have the global one when a model is loaded.
-            "dtype": self.dtype_policy,
-            **arguments,
-        }
-        layer = keras.layers.Dense(units, use_bias=use_bias, name=name, **arguments)
+        # A child without a dtype policy would have the global one when a model is loaded.
+        form = {"use_bias": use_bias, "name": name, "dtype": self.dtype_policy}
+        arguments = initializers(self.initialization, input_shape[-1]) | arguments
+        layer = keras.layers.Dense(units, **form, **arguments)
         layer.build(input_shape)
         return layer
 

@@ -192,18 +192,14 @@ class GatedPositionalAttention(PositionalAttention):
         gate = self.gates()
         by_row, by_column = map(ops.softmax, self.positions())
         content = ops.attention(query, key, value, training=training)
-        # The gate multiplies the smallest factor.
-        positional = self.attend_positions(gate * by_row, by_column, value)
-        return (1 - gate)[:, 0] * content + positional
-
-    def attend_positions(self, by_row, by_column, value):
-        r"""Return $\sigma(\lambda) P V$, `(batch, patches, heads, size)`, by two products."""
         batch, _, heads, size = ops.shape(value)
         values = ops.reshape(value, (batch, self.rows, self.columns, heads, size))
         values = ops.transpose(values, (3, 1, 0, 2, 4))
         # One product for the rows of the whole batch. Several devices can split an axis that
         # begins with the images, but not one with the images in its middle.
         merged = ops.reshape(values, (heads, self.rows, batch * self.columns * size))
-        values = ops.reshape(ops.matmul(by_row, merged), ops.shape(values))
+        # The gate multiplies the smallest factor.
+        values = ops.reshape(ops.matmul(gate * by_row, merged), ops.shape(values))
         values = ops.matmul(by_column[:, None, None], values)
-        return ops.reshape(ops.transpose(values, (2, 1, 3, 0, 4)), ops.shape(value))
+        positional = ops.reshape(ops.transpose(values, (2, 1, 3, 0, 4)), ops.shape(value))
+        return (1 - gate)[:, 0] * content + positional

@@ -167,12 +167,8 @@ class SharedMapsBlock(Block):
         self.similarity = similarity
         self.similarity_over = similarity_over
         self.similarity_of = similarity_of
-
-    @property
-    def reads_maps(self) -> bool:
-        """Whether the attention receives what the block receives."""
-        is_sharing = isinstance(self.attention, SharingAttention)
-        return self.receives_maps and is_sharing and self.attention.reads_maps
+        self.is_sharing = isinstance(attention, SharingAttention)
+        self.reads_maps = receives_maps and self.is_sharing and attention.reads_maps
 
     def build(self, input_shape):
         tokens = input_shape[0] if self.receives_maps else input_shape
@@ -198,7 +194,7 @@ class SharedMapsBlock(Block):
         x = (x, shared) if self.reads_maps else x
         if not (self.emits_maps or (training and self.similarity)):
             return self.run(self.attention, x, training, **mask), None, None
-        if isinstance(self.attention, SharingAttention):
+        if self.is_sharing:
             return self.run(self.attention, x, training, return_shared=True, **mask)
         y, maps = self.run(self.attention, x, training, return_attention_scores=True, **mask)
         return y, maps, maps
@@ -209,7 +205,7 @@ class SharedMapsBlock(Block):
         if not self.emits_maps:
             return y
         batch, count, _ = tokens.shape
-        if isinstance(self.attention, SharingAttention):
+        if self.is_sharing:
             shape = self.attention.shared_shape(count)
         else:
             shape = (None, self.attention.value_width // self.attention.size, count, count)
