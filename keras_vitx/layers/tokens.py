@@ -221,10 +221,7 @@ class RegisterTokens(ClassToken):
     """Learned tokens before the patches, which only attention reads (Darcet et al., Section 2.2).
 
     Input: `(batch, tokens, dim)`. Output: `(batch, count + tokens, dim)`. They start near zero, as
-    in DINOv2's code.
-
-    Args:
-        count: Number of tokens, at least 1.
+    in DINOv2's code. The argument is that of `ClassToken`.
     """
 
     initializer = staticmethod(lambda: normal(1e-6))
