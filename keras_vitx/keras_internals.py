@@ -11,6 +11,7 @@ from typing import Any
 import keras
 from keras.src.backend import AutocastScope
 from keras.src.backend.common.stateless_scope import in_stateless_scope
+from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 from keras.src.utils import naming
 
 
@@ -72,6 +73,11 @@ def tensor_of(variable: keras.Variable) -> Any:
     return variable.value if in_stateless_scope() else variable._value
 
 
+def asks_for_shapes() -> bool:
+    """Return whether Keras runs a model only to learn the shapes of its outputs."""
+    return in_symbolic_scope()
+
+
 def compile_arguments(model: keras.Model) -> dict[str, Any]:
     """Return the arguments given to `model.compile`, as objects; empty if it wasn't called."""
     return dict(model._compile_config.config) if model.compiled else {}
@@ -114,7 +120,7 @@ class AdamHooks:
         if keras.backend.backend() == "torch":
             self.update(grads, trainable_variables, learning_rate)
         else:
-            super()._backend_update_step(grads, trainable_variables, learning_rate)
+            super()._backend_update_step(grads, trainable_variables, self.rates(learning_rate))
 
     def _update_model_variables_moving_average(self, trainable_variables):
         momentum = keras.ops.cast(self.iterations != 0, "float32") * self.ema_momentum
