@@ -85,6 +85,14 @@ def test_a_seed_generator_of_a_built_layer_is_replaced():
     assert layer.non_trainable_variables == []
 
 
+def test_keras_calls_a_layer_for_its_shapes():
+    asked = []
+    layer = keras.layers.Lambda(lambda x: asked.append(keras_internals.asks_for_shapes()) or x)
+    assert layer(keras.KerasTensor((2, 3))).shape == (2, 3)
+    layer(ops.ones((2, 3)))
+    assert asked[0] and not asked[-1]
+
+
 @pytest.mark.skipif(BACKEND != "torch", reason="a kernel of PyTorch asks it")
 def test_the_tensor_of_a_variable_is_that_of_a_stateless_scope():
     variable = keras.Variable([1.0])
