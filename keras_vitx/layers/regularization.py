@@ -62,7 +62,7 @@ class DropPath(Layer):
             same masks one call apart, as in Keras: take seeds that are far apart.
     """
 
-    varying = ("_rate",)
+    noise = None  # Numbers in [0, 1) that the next call takes; without, it draws them.
 
     def __init__(self, rate: float = 0.0, seed: int | None = None, **kwargs):
         super().__init__(**kwargs)
@@ -71,6 +71,11 @@ class DropPath(Layer):
         self._rate = rate
         self.seed = seed
         self.seed_generator = keras.random.SeedGenerator(seed) if rate else None
+
+    @property
+    def varying(self) -> tuple[str, ...]:
+        # A rate of 0 disables the operation.
+        return ("_rate",) * bool(self._rate) + ("noise",) * (self.noise is not None)
 
     @property
     def rate(self) -> float:
@@ -88,4 +93,5 @@ class DropPath(Layer):
     def call(self, x, training=False):
         if not training or self.seed_generator is None:
             return x
-        return x * ops.drop_path_mask(x, 1 - self.rate, self.seed_generator, self.seed)
+        noise, self.noise = self.noise, None
+        return x * ops.drop_path_mask(x, 1 - self.rate, self.seed_generator, self.seed, noise)

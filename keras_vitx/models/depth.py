@@ -13,6 +13,7 @@ from keras_vitx.keras_internals import autocast, sublayers
 from keras_vitx.layers import ops
 from keras_vitx.layers.block import Block
 from keras_vitx.layers.recording import Tensor
+from keras_vitx.layers.regularization import DropPath
 
 
 def run(
@@ -41,7 +42,7 @@ def run(
                 x = call(layer, x, training, dtype)
         return x, []
     losses: list[Any] = []
-    with autocast(None):
+    with autocast(None), _drawn(layers, keras.tree.flatten(x)[0]):
         for layer in layers:
             is_block = _keeps_shape(layer)
             if not (remat or is_block):
@@ -52,6 +53,14 @@ def run(
                 variable.assign(value)
             losses += added
     return x, losses
+
+
+def _drawn(layers: Sequence[keras.layers.Layer], x: Tensor) -> contextlib.AbstractContextManager:
+    """Return a context in which stochastic depth takes numbers that were drawn at once."""
+    parts = [part for layer in layers for part in sublayers(layer) if isinstance(part, DropPath)]
+    parts = [part for part in parts if part.seed_generator is not None]
+    noise = ops.draw_together([part.seed_generator for part in parts], x.shape[0])
+    return _set([(part, "noise") for part in parts], noise)
 
 
 def _keeps_shape(layer: keras.layers.Layer) -> bool:
@@ -65,9 +74,8 @@ def _keeps_shape(layer: keras.layers.Layer) -> bool:
 
 def _call_graph(layer: Block, x: Tensor | list[Tensor], training: bool, dtype: str) -> Any:
     """Call a block as the graph of its kind, which takes the numbers in which blocks differ."""
-    attributes = _numbers(layer)
     with ops.scalars_on_device():
-        numbers = [ops.convert_to_tensor(getattr(*one), "float32") for one in attributes]
+        attributes, numbers = _numbers(layer)
     with _set(attributes, numbers):
         return ops.compiled_call(layer, x, training, dtype)
 
@@ -76,17 +84,27 @@ def _call_pure(
     layer: keras.layers.Layer, x: Tensor | list[Tensor], remat: bool | str, is_block: bool
 ) -> tuple[Any, list, list]:
     """Call `layer` in training, recomputed; return the output, new states and losses."""
+    attributes, numbers = _numbers(layer) if ops.SHARES_BLOCKS else ((), ())
     # Blocks may take a pair of tensors; `keras.remat` takes them as separate arguments.
-    count = len(keras.tree.flatten(x))
-
-    def pure(*tensors):
-        return _pure(layer, tensors[count:], keras.tree.pack_sequence_as(x, tensors[:count]))
-
+    inputs = keras.tree.flatten(x)
     trained, states = _variables(layer)
     # States are copied, since under PyTorch they are updated in place before the
     # backward pass reads them.
     values = [*map(ops.convert_to_tensor, trained), *map(ops.copy, states)]
-    return ops.remat(pure, remat, is_block)(*keras.tree.flatten(x), *values)
+
+    def pure(*tensors):
+        numbers_, inputs_, values_ = _split(tensors, len(numbers), len(inputs))
+        with _set(attributes, numbers_):
+            return _pure(layer, values_, keras.tree.pack_sequence_as(x, inputs_))
+
+    return ops.remat(pure, remat, is_block)(*numbers, *inputs, *values)
+
+
+def _split(items: Sequence[Any], *counts: int) -> Iterator[Sequence[Any]]:
+    for count in counts:
+        yield items[:count]
+        items = items[count:]
+    yield items
 
 
 def _pure(
@@ -116,10 +134,10 @@ def _sharding():
     return distribution if hasattr(distribution, "gather_weight") else None
 
 
-def _numbers(layer: keras.layers.Layer) -> list[tuple[keras.layers.Layer, str]]:
-    """Return the layers and attributes of the numbers that may differ; a 0 disables an operation."""
-    pairs = ((one, name) for one in sublayers(layer) for name in getattr(one, "varying", ()))
-    return [(one, name) for one, name in pairs if getattr(one, name)]
+def _numbers(layer: keras.layers.Layer) -> tuple[list[tuple[keras.layers.Layer, str]], list]:
+    """Return layers and attributes, the numbers that may differ between blocks, and the numbers."""
+    pairs = [(one, name) for one in sublayers(layer) for name in getattr(one, "varying", ())]
+    return pairs, [ops.convert_to_tensor(getattr(*pair), "float32") for pair in pairs]
 
 
 @contextlib.contextmanager

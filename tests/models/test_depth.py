@@ -43,9 +43,20 @@ class NormalizedBlock(Layer):
         return x + self.branch(y, training=training)
 
 
-def chain(rates=(0.3, 0.3, 0.3, 0.3), frozen=(), **arguments):
+class ScalingBlock(NormalizedBlock):
+    """Blocks whose programs differ in a rule for derivatives only."""
+
+    def call(self, x, training=False):
+        @ops.custom_gradient
+        def scaled(y):
+            return y, lambda upstream: upstream * 10 * self.drop_path
+
+        return super().call(scaled(x), training)
+
+
+def chain(rates=(0.3, 0.3, 0.3, 0.3), frozen=(), kind=NormalizedBlock, **arguments):
     """Blocks between two other layers."""
-    blocks = [NormalizedBlock(r, name=f"blocks_{i}", **arguments) for i, r in enumerate(rates)]
+    blocks = [kind(r, name=f"blocks_{i}", **arguments) for i, r in enumerate(rates)]
     pool = keras.layers.GlobalAveragePooling2D(data_format="channels_last", name="pool")
     head = keras.layers.Dense(3, dtype="float32", name="head")
     model = Chain([keras.layers.Dense(6, name="stem"), *blocks, pool, head], (4, 4, 3))
@@ -77,6 +88,7 @@ def fit(model):
 CASES = {
     "different rates": (lambda: chain((0.1, 0.2, 0.3, 0.4)), False),
     "two blocks frozen": (lambda: chain(frozen=("blocks_0", "blocks_1")), False),
+    "own derivatives": (lambda: chain((0.1, 0.2, 0.3, 0.4), kind=ScalingBlock, dropout=0.0), False),
     "half precision": (lambda: chain(dtype="mixed_bfloat16"), False),
     "losses": (lambda: chain(penalty=0.1), True),
     "CaiT": (lambda: of_family("CaiT", depth=3, drop_path=0.2), True),
@@ -95,7 +107,7 @@ def inside(model):
 
 
 def calls(model):
-    """The number of calls in a compiled training pass, under JAX."""
+    """The number of blocks that are calls in a compiled training pass, under JAX."""
     import jax
 
     state = [
@@ -103,7 +115,8 @@ def calls(model):
         for part in (model.trainable_variables, model.non_trainable_variables)
     ]
     step = jax.jit(lambda x: model.stateless_call(*state, x, training=True)[0])
-    return step.lower(IMAGES).compile().as_text().count(" call(")
+    lines = step.lower(IMAGES).compile().as_text().splitlines()
+    return sum(" call(" in line and 'inlineable="false"' in line for line in lines)
 
 
 @pytest.mark.parametrize("case", HERE)
@@ -116,9 +129,9 @@ def test_pure_functions_train_like_a_list(case, monkeypatch):
     before = [value(variable) for variable in pure.variables]
     found = fit(pure)
     if BACKEND == "jax":
-        alone = calls(pure)
+        assert calls(pure) >= 3
         monkeypatch.setattr(kvl.ops, "least_remat", lambda remat, x: remat)
-        assert alone >= calls(listed) + 3
+        assert not calls(listed)
     # Fused operations round fewer numbers to half precision.
     tolerance = 1e-2 if case == "half precision" else 1e-5
     close(found, fit(listed), tolerance)

@@ -1,12 +1,14 @@
 """Kernels of JAX, most of them for XLA on a CPU."""
 
 import functools
+import re
 
 import jax
 import keras
 from jax import ad_checkpoint
 from jax import numpy as jnp
 from jax.experimental.xla_metadata import set_xla_metadata
+from jax.extend.core import jaxpr_as_fun
 
 from keras_vitx.layers import ops
 from keras_vitx.layers.kernels.tensorflow import mix_heads as mix_columns
@@ -16,7 +18,14 @@ _plain_call, _plain_attention = ops.call, ops.fused_attention
 _plain_convolve_maps, _plain_depthwise_conv = ops.convolve_maps, ops.depthwise_conv
 _plain_gelu = ops.gelu
 
+SHARES_BLOCKS = True
 SAVED = "saved"  # The name by which `remat` knows what else is worth saving.
+
+# What `"products"` saves; one object, by which JAX knows equal programs.
+PRODUCTS = jax.checkpoint_policies.save_from_both_policies(
+    jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    jax.checkpoint_policies.save_only_these_names(SAVED),
+)
 
 
 def on_cpu():
@@ -151,6 +160,12 @@ def fused_attention(query, key, value, mask=None, training=False):
     return checkpoint_name(keras.ops.transpose(y, (0, 2, 1, 3)))
 
 
+def draw_together(generators, count):
+    """Draw at once what the generators would, each in a loop of its own. All devices."""
+    keys = [generator.next() for generator in generators]
+    return jax.vmap(lambda key: jax.random.uniform(key, (count,)))(jnp.stack(keys)) if keys else []
+
+
 def least_remat(remat, x):
     """Save products only, in a compiled step: `remat` says why. CPU."""
     return remat or (on_cpu() and isinstance(x, jax.core.Tracer) and "products")
@@ -160,33 +175,52 @@ def remat(function, mode, is_block=True):
     """Recompute elementwise operations alone, of `"products"`. All devices.
 
     On a CPU, a block is a call that XLA does not inline. Else its fusion evaluates the residual
-    chain of all later blocks again for every weight (CaiT_XXS24: 5,974 ms per step, now 1,200). In
+    chain of all later blocks again for every weight (CaiT_XXS24: 5,974 ms per step, now 1,100). In
     a call, convolutions, as those of stems, are many times slower.
     """
-    policies = jax.checkpoint_policies
-    products = policies.dots_with_no_batch_dims_saveable
-    policy = policies.save_from_both_policies(products, policies.save_only_these_names(SAVED))
+    policy = PRODUCTS if mode == "products" else None
+    if is_block and on_cpu():
+        return functools.partial(call_alone, function, policy)
     # Without a call, XLA would find that what is recomputed was computed before.
-    alone = is_block and on_cpu()
-    function = jax.checkpoint(
-        function, policy=policy if mode == "products" else None, prevent_cse=not alone
-    )
-    return call_alone(function) if alone else function
+    return jax.checkpoint(function, policy=policy)
 
 
-def call_alone(function):
-    """Return `function` as a call that XLA does not inline, unlike calls in it."""
+def call_alone(function, policy, *inputs):
+    """Call a recomputed function as a call that XLA does not inline, unlike calls in it."""
+    traced, outputs = jax.make_jaxpr(function, return_shape=True)(*inputs)
+    with set_xla_metadata(inlineable="false"):
+        values = recomputed(Program(traced), policy)(*inputs)
+    return jax.tree.unflatten(jax.tree.structure(outputs), values)
+
+
+class Program:
+    """A traced function, equal to one that JAX prints in the same way: one derivative for both."""
+
+    def __init__(self, traced):
+        self.traced, self.text = traced, str(traced)
+        # Of constants and others' rules for derivatives, it prints the names only.
+        rules = set(re.findall(r"\b(?:jvp|fwd|bwd)\w*=(\S+)", self.text))
+        if traced.consts or not rules <= {"_normalize_jvp", "_softmax_jvp"}:
+            self.text = object()
+
+    def __hash__(self):
+        return hash(self.text)
+
+    def __eq__(self, other):
+        return self.text == other.text
+
+
+@functools.lru_cache(64)
+def recomputed(program, policy):
+    """Return a program that is recomputed for its derivative; JAX traces and derives it once."""
 
     @jax.jit
-    def inner(*inputs):
+    def run(*inputs):
         with set_xla_metadata(inlineable="true"):
-            return function(*inputs)
+            function = jaxpr_as_fun(program.traced)
+            return jax.checkpoint(function, policy=policy, prevent_cse=False)(*inputs)
 
-    def call(*inputs):
-        with set_xla_metadata(inlineable="false"):
-            return inner(*inputs)
-
-    return call
+    return run
 
 
 def checkpoint_name(x):
