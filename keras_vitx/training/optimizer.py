@@ -285,10 +285,8 @@ class AdamW(AdamHooks, keras.optimizers.AdamW):
         rate, *corrections = (ops.cast(number, "float32") for number in rates)
         targets = variable, *moments[: 1 if index in self.matrices else 2]
         states = *map(ops.convert_to_tensor, targets), gradient, rate * factor
-        if index in self.matrices:
-            values = muon(*states, decay)
-        else:
-            values = adamw(*states, *corrections, decay, self.beta_1, self.beta_2, self.epsilon)
+        constants = *corrections, decay, self.beta_1, self.beta_2, self.epsilon
+        values = muon(*states, decay) if index in self.matrices else adamw(*states, *constants)
         for target, value in zip(targets, values, strict=True):
             self.assign(target, value)
 

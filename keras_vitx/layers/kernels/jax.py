@@ -181,12 +181,11 @@ def remat(function, mode, is_block=True):
     policy = PRODUCTS if mode == "products" else None
     if is_block and on_cpu():
         return functools.partial(call_alone, function, policy)
-    # Without a call, XLA would find that what is recomputed was computed before.
     return jax.checkpoint(function, policy=policy)
 
 
 def call_alone(function, policy, *inputs):
-    """Call a recomputed function as a call that XLA does not inline, unlike calls in it."""
+    """Call a recomputed function as a call that XLA does not inline."""
     traced, outputs = jax.make_jaxpr(function, return_shape=True)(*inputs)
     with set_xla_metadata(inlineable="false"):
         values = recomputed(Program(traced), policy)(*inputs)
@@ -214,13 +213,9 @@ class Program:
 def recomputed(program, policy):
     """Return a program that is recomputed for its derivative; JAX traces and derives it once."""
 
-    @jax.jit
-    def run(*inputs):
-        with set_xla_metadata(inlineable="true"):
-            function = jaxpr_as_fun(program.traced)
-            return jax.checkpoint(function, policy=policy, prevent_cse=False)(*inputs)
-
-    return run
+    function = jaxpr_as_fun(program.traced)
+    # In a call, XLA does not find that what is recomputed was computed before.
+    return jax.jit(jax.checkpoint(function, policy=policy, prevent_cse=False))
 
 
 def checkpoint_name(x):
