@@ -93,5 +93,7 @@ class DropPath(Layer):
     def call(self, x, training=False):
         if not training or self.seed_generator is None:
             return x
-        noise, self.noise = self.noise, None
+        noise = self.noise
+        if noise is not None:
+            self.noise = None
         return x * ops.drop_path_mask(x, 1 - self.rate, self.seed_generator, self.seed, noise)
