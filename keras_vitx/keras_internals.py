@@ -120,7 +120,7 @@ class AdamHooks:
         if keras.backend.backend() == "torch":
             self.update(grads, trainable_variables, learning_rate)
         else:
-            super()._backend_update_step(grads, trainable_variables, self.rates(learning_rate))
+            super()._backend_update_step(grads, trainable_variables, learning_rate)
 
     def _update_model_variables_moving_average(self, trainable_variables):
         momentum = keras.ops.cast(self.iterations != 0, "float32") * self.ema_momentum

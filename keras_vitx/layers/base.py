@@ -55,7 +55,7 @@ class Layer(AfterBuild, keras.layers.Layer):
 
     Attributes:
         initialization: Name of the initializers of child `Dense` layers (`layers.initializers`).
-        varying: Names of the numbers that may differ between blocks of one graph (JAX, PyTorch).
+        varying: Names of numeric arguments that may differ between blocks of one graph (PyTorch).
         frozen: The result of `frozen_layers` for the layer that this one is a copy of.
         quantized: That of `quantized_layers`.
     """

@@ -10,7 +10,6 @@ import importlib
 import keras
 
 COMPILES_BLOCKS = False  # Whether there is a `compiled_call`.
-SHARES_BLOCKS = False  # Whether `remat` takes the numbers in which blocks differ.
 
 
 def __getattr__(name):
@@ -151,20 +150,15 @@ def rotate(x, cos, sin, halves):
     return keras.ops.concatenate([a * cos - b * sin, a * sin + b * cos], axis=-1)
 
 
-def draw_together(generators, count):
-    """Return `count` numbers in [0, 1) of each seed generator; None, if each draws its own."""
-    return [None] * len(generators)
+def draw_masks(rates, generators, count):
+    """Return masks of stochastic depth for `count` samples; None, if each layer draws its own."""
+    return [None] * len(rates)
 
 
-def drop_path_mask(x, keep, generator, seed, noise=None):
-    """Return 1 / `keep` with probability `keep`, else 0, for each sample of `x`, `(batch, ...)`.
-
-    The generator may have drawn the `noise` before, if there is as much.
-    """
+def drop_path_mask(x, keep, generator, seed):
+    """Return 1 / `keep` with probability `keep`, else 0, for each sample of `x`, `(batch, ...)`."""
     shape = (keras.ops.shape(x)[0], *[1] * (len(x.shape) - 1))
-    if noise is None or noise.shape[0] != shape[0]:
-        noise = keras.random.uniform(shape, dtype="float32", seed=generator)
-    kept = keras.ops.reshape(noise, shape) < keep
+    kept = keras.random.uniform(shape, dtype="float32", seed=generator) < keep
     return checkpoint_name(keras.ops.cast(keras.ops.cast(kept, "float32") / keep, x.dtype))
 
 
@@ -207,8 +201,7 @@ KERNELS = {
     ),
     "jax": (
         *("call", "fused_attention", "mix_heads", "convolve_maps", "depthwise_conv", "gelu"),
-        *("softmax", "checkpoint_name", "least_remat", "remat", "draw_together"),
-        "SHARES_BLOCKS",
+        *("softmax", "checkpoint_name", "least_remat", "remat", "draw_masks"),
     ),
 }
 

@@ -62,7 +62,8 @@ class DropPath(Layer):
             same masks one call apart, as in Keras: take seeds that are far apart.
     """
 
-    noise = None  # Numbers in [0, 1) that the next call takes; without, it draws them.
+    varying = ("_rate",)
+    mask = None  # What the next call takes, `(batch,)`; without, it draws one.
 
     def __init__(self, rate: float = 0.0, seed: int | None = None, **kwargs):
         super().__init__(**kwargs)
@@ -71,11 +72,6 @@ class DropPath(Layer):
         self._rate = rate
         self.seed = seed
         self.seed_generator = keras.random.SeedGenerator(seed) if rate else None
-
-    @property
-    def varying(self) -> tuple[str, ...]:
-        # A rate of 0 disables the operation.
-        return ("_rate",) * bool(self._rate) + ("noise",) * (self.noise is not None)
 
     @property
     def rate(self) -> float:
@@ -93,7 +89,8 @@ class DropPath(Layer):
     def call(self, x, training=False):
         if not training or self.seed_generator is None:
             return x
-        noise = self.noise
-        if noise is not None:
-            self.noise = None
-        return x * ops.drop_path_mask(x, 1 - self.rate, self.seed_generator, self.seed, noise)
+        mask = self.mask
+        if mask is None or mask.shape[0] != x.shape[0]:
+            return x * ops.drop_path_mask(x, 1 - self.rate, self.seed_generator, self.seed)
+        self.mask = None
+        return x * ops.cast(ops.reshape(mask, (-1, *[1] * (len(x.shape) - 1))), x.dtype)

@@ -12,7 +12,7 @@ from keras import ops
 from keras_vitx.backend import restore_variables
 from keras_vitx.checks import Remat, check, check_argument
 from keras_vitx.files import atomic_write
-from keras_vitx.keras_internals import asks_for_shapes, sublayers
+from keras_vitx.keras_internals import sublayers
 from keras_vitx.layers.base import (
     at_least_float32,
     forget_programs,
@@ -160,12 +160,6 @@ class ImageModel(keras.Model):
 
     def run(self, layers: Sequence[keras.layers.Layer], x: Tensor, training: bool | None) -> Any:
         """Run layers of the model on images or on the output of the layer before."""
-        if layers and asks_for_shapes() and _shapes(x) == _shapes(layers[0].input):
-            # To trace the layers would take seconds.
-            batch = ops.shape(keras.tree.flatten(x)[0])[0]
-            return keras.tree.map_structure(
-                lambda y: ops.zeros((batch, *y.shape[1:]), y.dtype), layers[-1].output
-            )
         about = bool(training), self.remat, self.compute_dtype, self.compiles_blocks
         x, losses = depth.run(layers, x, *about)
         for loss in losses:
@@ -226,10 +220,6 @@ class ImageModel(keras.Model):
         for layer, is_trained in flags:
             layer.trainable = is_trained
         return model
-
-
-def _shapes(tensors: Tensor | list[Tensor]) -> list[tuple[int, ...]]:
-    return [tuple(tensor.shape[1:]) for tensor in keras.tree.flatten(tensors)]
 
 
 @register

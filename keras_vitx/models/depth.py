@@ -9,7 +9,7 @@ from typing import Any
 
 import keras
 
-from keras_vitx.keras_internals import autocast, sublayers
+from keras_vitx.keras_internals import asks_for_shapes, autocast, sublayers
 from keras_vitx.layers import ops
 from keras_vitx.layers.block import Block
 from keras_vitx.layers.recording import Tensor
@@ -33,6 +33,9 @@ def run(
     if _sharding() is not None:
         # The gathered weights are not saved.
         remat = remat or "products"
+    if asks_for_shapes():
+        # Without tracing blocks, which would take seconds.
+        layers = [one for one in layers if not (isinstance(one, Block) and _keeps_shape(one))]
     of_blocks = training and ops.least_remat(remat, keras.tree.flatten(x)[0])
     if not of_blocks:
         # As in a layer of the model that calls them.
@@ -56,11 +59,13 @@ def run(
 
 
 def _drawn(layers: Sequence[keras.layers.Layer], x: Tensor) -> contextlib.AbstractContextManager:
-    """Return a context in which stochastic depth takes numbers that were drawn at once."""
+    """Return a context in which layers of stochastic depth take masks that were drawn at once."""
     parts = [part for layer in layers for part in sublayers(layer) if isinstance(part, DropPath)]
-    parts = [part for part in parts if part.seed_generator is not None]
-    noise = ops.draw_together([part.seed_generator for part in parts], x.shape[0])
-    return _set([(part, "noise") for part in parts], noise)
+    # A layer that is there twice draws twice.
+    parts = [part for part in parts if part.seed_generator and parts.count(part) == 1]
+    rates = [part.rate for part in parts]
+    masks = ops.draw_masks(rates, [part.seed_generator for part in parts], x.shape[0])
+    return _set([(part, "mask") for part in parts], masks)
 
 
 def _keeps_shape(layer: keras.layers.Layer) -> bool:
@@ -84,7 +89,8 @@ def _call_pure(
     layer: keras.layers.Layer, x: Tensor | list[Tensor], remat: bool | str, is_block: bool
 ) -> tuple[Any, list, list]:
     """Call `layer` in training, recomputed; return the output, new states and losses."""
-    attributes, numbers = _numbers(layer) if ops.SHARES_BLOCKS else ((), ())
+    parts = [part for part in sublayers(layer) if getattr(part, "mask", None) is not None]
+    attributes, masks = [(part, "mask") for part in parts], [part.mask for part in parts]
     # Blocks may take a pair of tensors; `keras.remat` takes them as separate arguments.
     inputs = keras.tree.flatten(x)
     trained, states = _variables(layer)
@@ -93,11 +99,11 @@ def _call_pure(
     values = [*map(ops.convert_to_tensor, trained), *map(ops.copy, states)]
 
     def pure(*tensors):
-        numbers_, inputs_, values_ = _split(tensors, len(numbers), len(inputs))
-        with _set(attributes, numbers_):
+        masks_, inputs_, values_ = _split(tensors, len(masks), len(inputs))
+        with _set(attributes, masks_):
             return _pure(layer, values_, keras.tree.pack_sequence_as(x, inputs_))
 
-    return ops.remat(pure, remat, is_block)(*numbers, *inputs, *values)
+    return ops.remat(pure, remat, is_block)(*masks, *inputs, *values)
 
 
 def _split(items: Sequence[Any], *counts: int) -> Iterator[Sequence[Any]]:

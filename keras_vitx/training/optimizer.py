@@ -163,14 +163,14 @@ def trace_once(function: Callable) -> Callable:
 
 
 @trace_once
-def adamw(value, mean, square, gradient, rate, first, second, decay, beta_1, beta_2, epsilon):
-    """Return a variable and its moments after an update; `first` and `second` are 1 - beta^t."""
+def adamw(value, mean, square, gradient, rate, decay, step, beta_1, beta_2, epsilon):
+    """Return a variable and its moments after an update, as the equation of `AdamW` says."""
     value, gradient = ops.cast(value, mean.dtype), ops.cast(gradient, mean.dtype)
-    mean = mean + (1 - beta_1) * (gradient - mean)
-    square = square + (1 - beta_2) * (gradient * gradient - square)
-    update = mean / first / (ops.sqrt(square / second) + epsilon)
-    update = update + decay * value if decay else update
-    return value - rate * update, mean, square
+    mean = beta_1 * mean + (1 - beta_1) * gradient
+    square = beta_2 * square + (1 - beta_2) * gradient**2
+    deviation = ops.sqrt(square / (1 - beta_2**step)) + epsilon
+    update = mean / (1 - beta_1**step) / deviation
+    return value - rate * (update + decay * value), mean, square
 
 
 def orthogonalize(matrix):
@@ -274,20 +274,21 @@ class AdamW(AdamHooks, keras.optimizers.AdamW):
             for v in self.statistics()
         ]
 
-    def rates(self, learning_rate):
-        """Return the learning rate and both 1 - beta^t, once for all variables."""
-        step = ops.cast(self.iterations + 1, "float32")
-        return learning_rate, 1 - self.beta_1**step, 1 - self.beta_2**step
-
-    def update_step(self, gradient, variable, rates):
+    def update_step(self, gradient, variable, learning_rate):
         index, *moments = self.moments_of(variable)
         factor, decay = self.factors_and_decays[index]
-        rate, *corrections = (ops.cast(number, "float32") for number in rates)
-        targets = variable, *moments[: 1 if index in self.matrices else 2]
-        states = *map(ops.convert_to_tensor, targets), gradient, rate * factor
-        constants = *corrections, decay, self.beta_1, self.beta_2, self.epsilon
-        values = muon(*states, decay) if index in self.matrices else adamw(*states, *constants)
-        for target, value in zip(targets, values, strict=True):
+        rate = ops.cast(learning_rate, "float32") * factor
+        if index in self.matrices:
+            states = map(ops.convert_to_tensor, (variable, moments[0]))
+            value, momentum = muon(*states, gradient, rate, decay)
+            self.assign(variable, value)
+            self.assign(moments[0], momentum)
+            return
+        step = ops.cast(self.iterations + 1, "float32")
+        values = map(ops.convert_to_tensor, (variable, *moments))
+        betas = self.beta_1, self.beta_2
+        values = adamw(*values, gradient, rate, decay, step, *betas, self.epsilon)
+        for target, value in zip((variable, *moments), values, strict=True):
             self.assign(target, value)
 
     def update(self, gradients, variables, learning_rate):
@@ -300,7 +301,7 @@ class AdamW(AdamHooks, keras.optimizers.AdamW):
             (index, mean, square), value = self.moments_of(variable), variable.value
             is_plain = index not in self.matrices and value.is_contiguous()
             if value.dtype is not torch.float32 or not is_plain:
-                self.update_step(gradient, variable, self.rates(learning_rate))
+                self.update_step(gradient, variable, learning_rate)
                 continue
             state = value, gradient.contiguous(), mean.value, square.value
             groups.setdefault(self.factors_and_decays[index], []).append(state)

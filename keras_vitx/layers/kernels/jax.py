@@ -1,14 +1,15 @@
 """Kernels of JAX, most of them for XLA on a CPU."""
 
+import enum
 import functools
-import re
 
 import jax
 import keras
+import numpy as np
 from jax import ad_checkpoint
 from jax import numpy as jnp
 from jax.experimental.xla_metadata import set_xla_metadata
-from jax.extend.core import jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
 
 from keras_vitx.layers import ops
 from keras_vitx.layers.kernels.tensorflow import mix_heads as mix_columns
@@ -18,7 +19,6 @@ _plain_call, _plain_attention = ops.call, ops.fused_attention
 _plain_convolve_maps, _plain_depthwise_conv = ops.convolve_maps, ops.depthwise_conv
 _plain_gelu = ops.gelu
 
-SHARES_BLOCKS = True
 SAVED = "saved"  # The name by which `remat` knows what else is worth saving.
 
 # What `"products"` saves; one object, by which JAX knows equal programs.
@@ -160,10 +160,14 @@ def fused_attention(query, key, value, mask=None, training=False):
     return checkpoint_name(keras.ops.transpose(y, (0, 2, 1, 3)))
 
 
-def draw_together(generators, count):
-    """Draw at once what the generators would, each in a loop of its own. All devices."""
+def draw_masks(rates, generators, count):
+    """Draw at once the numbers of all generators, each of which would be a loop. All devices."""
+    if not generators:
+        return []
     keys = [generator.next() for generator in generators]
-    return jax.vmap(lambda key: jax.random.uniform(key, (count,)))(jnp.stack(keys)) if keys else []
+    noise = jax.vmap(lambda key: jax.random.uniform(key, (count,)))(jnp.stack(keys))
+    keep = 1 - jnp.asarray(rates)[:, None]
+    return list((noise < keep).astype("float32") / keep)
 
 
 def least_remat(remat, x):
@@ -193,20 +197,31 @@ def call_alone(function, policy, *inputs):
 
 
 class Program:
-    """A traced function, equal to one that JAX prints in the same way: one derivative for both."""
+    """A traced function, equal to one that JAX prints in the same way if that says all of it."""
 
     def __init__(self, traced):
-        self.traced, self.text = traced, str(traced)
-        # Of constants and others' rules for derivatives, it prints the names only.
-        rules = set(re.findall(r"\b(?:jvp|fwd|bwd)\w*=(\S+)", self.text))
-        if traced.consts or not rules <= {"_normalize_jvp", "_softmax_jvp"}:
-            self.text = object()
+        self.traced = traced
+        self.text = str(traced) if is_printed(traced) else object()
 
     def __hash__(self):
         return hash(self.text)
 
     def __eq__(self, other):
         return self.text == other.text
+
+
+def is_printed(value):
+    """Return whether its text says all of a traced function: it has no arrays, code or devices."""
+    if isinstance(value, ClosedJaxpr):
+        return not value.consts and is_printed(value.jaxpr)
+    if isinstance(value, Jaxpr):
+        return all(is_printed(list(equation.params.values())) for equation in value.eqns)
+    if isinstance(value, (tuple, list)):
+        return all(map(is_printed, value))
+    plain = int, float, str, enum.Enum, np.dtype, np.generic, type(None)
+    nothing = "UnspecifiedValue", "Mesh(axis_sizes=(), axis_names=())"
+    source = getattr(getattr(value, "debug_info", None), "func_src_info", None)
+    return isinstance(value, plain) or repr(value) in nothing or __file__ in str(source)
 
 
 @functools.lru_cache(64)

@@ -257,10 +257,10 @@ def rotate(x, cos, sin, halves):
     return torch.view_as_real(pairs).mT.flatten(-2)
 
 
-def drop_path_mask(x, keep, generator, seed, noise=None):
+def drop_path_mask(x, keep, generator, seed):
     """Draw from PyTorch's generator unless there is a seed: Keras's waits for an accelerator."""
     if seed is not None:
-        return _plain_drop_path_mask(x, keep, generator, seed, noise)
+        return _plain_drop_path_mask(x, keep, generator, seed)
     shape = (x.shape[0], *[1] * (x.ndim - 1))
     return x.new_empty(shape).bernoulli_(keep).div_(keep)
 
