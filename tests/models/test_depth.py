@@ -54,6 +54,16 @@ class ScalingBlock(NormalizedBlock):
         return super().call(scaled(x), training)
 
 
+class TableBlock(NormalizedBlock):
+    """Blocks whose programs differ in an array only."""
+
+    def call(self, x, training=False):
+        import jax
+
+        table = np.full(6, 1 + self.drop_path, "float32")
+        return super().call(jax.jit(lambda x: x * table)(x), training)
+
+
 def chain(rates=(0.3, 0.3, 0.3, 0.3), frozen=(), kind=NormalizedBlock, **arguments):
     """Blocks between two other layers."""
     blocks = [kind(r, name=f"blocks_{i}", **arguments) for i, r in enumerate(rates)]
@@ -89,6 +99,7 @@ CASES = {
     "different rates": (lambda: chain((0.1, 0.2, 0.3, 0.4)), False),
     "two blocks frozen": (lambda: chain(frozen=("blocks_0", "blocks_1")), False),
     "own derivatives": (lambda: chain((0.1, 0.2, 0.3, 0.4), kind=ScalingBlock, dropout=0.0), False),
+    "own arrays": (lambda: chain((0.1, 0.2, 0.3, 0.4), kind=TableBlock, dropout=0.0), False),
     "half precision": (lambda: chain(dtype="mixed_bfloat16"), False),
     "losses": (lambda: chain(penalty=0.1), True),
     "CaiT": (lambda: of_family("CaiT", depth=3, drop_path=0.2), True),

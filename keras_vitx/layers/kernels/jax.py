@@ -189,7 +189,7 @@ def remat(function, mode, is_block=True):
 
 
 def call_alone(function, policy, *inputs):
-    """Call a recomputed function as a call that XLA does not inline."""
+    """Call a recomputed function as a call that XLA does not inline, unlike calls in it."""
     traced, outputs = jax.make_jaxpr(function, return_shape=True)(*inputs)
     with set_xla_metadata(inlineable="false"):
         values = recomputed(Program(traced), policy)(*inputs)
@@ -228,9 +228,9 @@ def is_printed(value):
 def recomputed(program, policy):
     """Return a program that is recomputed for its derivative; JAX traces and derives it once."""
 
-    function = jaxpr_as_fun(program.traced)
     # In a call, XLA does not find that what is recomputed was computed before.
-    return jax.jit(jax.checkpoint(function, policy=policy, prevent_cse=False))
+    function = jax.checkpoint(jaxpr_as_fun(program.traced), policy=policy, prevent_cse=False)
+    return jax.jit(set_xla_metadata(inlineable="true")(function))
 
 
 def checkpoint_name(x):
