@@ -79,8 +79,9 @@ def _keeps_shape(layer: keras.layers.Layer) -> bool:
 
 def _call_graph(layer: Block, x: Tensor | list[Tensor], training: bool, dtype: str) -> Any:
     """Call a block as the graph of its kind, which takes the numbers in which blocks differ."""
+    attributes = _numbers(layer)
     with ops.scalars_on_device():
-        attributes, numbers = _numbers(layer)
+        numbers = [ops.convert_to_tensor(getattr(*one), "float32") for one in attributes]
     with _set(attributes, numbers):
         return ops.compiled_call(layer, x, training, dtype)
 
@@ -89,7 +90,8 @@ def _call_pure(
     layer: keras.layers.Layer, x: Tensor | list[Tensor], remat: bool | str, is_block: bool
 ) -> tuple[Any, list, list]:
     """Call `layer` in training, recomputed; return the output, new states and losses."""
-    parts = [part for part in sublayers(layer) if getattr(part, "mask", None) is not None]
+    parts = [part for part in sublayers(layer) if isinstance(part, DropPath)]
+    parts = [part for part in parts if part.mask is not None]
     attributes, masks = [(part, "mask") for part in parts], [part.mask for part in parts]
     # Blocks may take a pair of tensors; `keras.remat` takes them as separate arguments.
     inputs = keras.tree.flatten(x)
@@ -140,10 +142,10 @@ def _sharding():
     return distribution if hasattr(distribution, "gather_weight") else None
 
 
-def _numbers(layer: keras.layers.Layer) -> tuple[list[tuple[keras.layers.Layer, str]], list]:
-    """Return layers and attributes, the numbers that may differ between blocks, and the numbers."""
-    pairs = [(one, name) for one in sublayers(layer) for name in getattr(one, "varying", ())]
-    return pairs, [ops.convert_to_tensor(getattr(*pair), "float32") for pair in pairs]
+def _numbers(layer: keras.layers.Layer) -> list[tuple[keras.layers.Layer, str]]:
+    """Return the layers and attributes of the numbers that may differ; a 0 disables an operation."""
+    pairs = ((one, name) for one in sublayers(layer) for name in getattr(one, "varying", ()))
+    return [(one, name) for one, name in pairs if getattr(one, name)]
 
 
 @contextlib.contextmanager
